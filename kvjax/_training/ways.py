@@ -198,6 +198,7 @@ class InChunks:
             values, grads, fresh, words, facts, *slots = training.gather(
                 spec, version, begun, start, chunk, layout.text, layout.types, facts=self.facts
             )
+            values, grads, fresh, *slots = _padded(begun.active - start, values, grads, fresh, *slots)
             rows, slots, globals_ = self._updated(spec, update, grads, values, fresh, slots, facts)
             values = _stored(spec, rows, words, begun.step)
             version = training.scatter(spec, version, begun, start, values, layout.text, slots, holds)
@@ -232,6 +233,18 @@ def flat(grads: SparseRows) -> SparseRows:
     rows = grads.rows.reshape(-1, grads.rows.shape[-1]).astype(jnp.float32)
     keys = Keys(grads.keys.words.reshape(-1, 2), grads.keys.narrow)
     return grads.replace(keys=keys, rows=rows, counts=grads.counts.reshape(-1))
+
+
+def _padded(count: jax.Array, *columns: Any) -> list[Any]:
+    """Columns of a chunk, of whose rows only the first `count` were written; the others become the first one, or zeros
+    if there is none. A transform of a user's sees them, too: what was in memory might be not finite, or keep a loop
+    going for ever."""
+    there = jnp.arange(columns[0].shape[0], dtype=jnp.int32) < count
+    padded: list[Any] = []
+    for column in columns:
+        first = jnp.where(there[0], column[:1], jnp.zeros_like(column[:1]))
+        padded.append(jnp.where(there.reshape(-1, *[1] * (column.ndim - 1)), column, first))
+    return padded
 
 
 def _groups(n: int) -> int:

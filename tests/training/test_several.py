@@ -1,6 +1,7 @@
 """Steps over several tables in one program: all of them do theirs, or none."""
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -190,3 +191,21 @@ def test_tables_of_one_program_and_other_numbers(make, promotion):
         alone = {i: table.apply(tx[i], grads, globals_) for i, (table, globals_) in alone.items()}
     for i, (table, _) in alone.items():
         np.testing.assert_array_equal(tables[i].lookup(keys), table.lookup(keys))
+
+
+def test_a_transform_sees_no_rows_but_those_of_the_batch(make, promotion):
+    """A chunk has space for more rows than there are; what was in that memory might be anything."""
+    seen = []
+
+    def update(updates, state, params=None):
+        del params
+        out = jax.ShapeDtypeStruct(updates.shape, updates.dtype)
+        look = lambda g: (seen.append(np.array(g)), g)[1]  # noqa: E731
+        return jax.pure_callback(look, out, updates, vmap_method="expand_dims"), state
+
+    tx = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nobody knows what a callback does to rows
+        table, _ = make(3).apply(tx, kvjax.SparseRows(np.arange(4), jnp.full((4, 3), 2.5)))
+    jax.block_until_ready(table)
+    assert seen and set(seen[-1].ravel().tolist()) == {2.5}
