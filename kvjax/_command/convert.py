@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from kvjax.convert import ImportReport
 
 
+_BARE = ("tfra", "dynamicemb")
+"""Systems whose files are arrays alone: they say neither dim nor the dtype of keys."""
+
+
 def run(args: argparse.Namespace) -> int:
     """Converts, and says what."""
     source, out = anywhere(args.source, "convert"), anywhere(args.out, "convert")
@@ -54,7 +58,7 @@ def _check_used(args: argparse.Namespace, kind: str, to: str) -> None:
       ValueError: one does not.
     """
     others = kind not in ("kvjax", *FILE_FORMATS)
-    bare = kind in ("tfra", "dynamicemb")  # whose files do not say their types
+    bare = kind in _BARE
     used = {
         "table": kind not in FILE_FORMATS or to in ("kvjax", "deeprec"), "base": kind == "kvjax",
         "overwrite": to == "kvjax", "slots": to != "kvjax", "slot": others, "fill": others,
@@ -126,7 +130,7 @@ def _as_checkpoint(
     how: dict[str, Any] = {}
     if kind not in FILE_FORMATS:
         how = {"variable": args.table, "slots": _slots(args), "fill": _fill(args)}
-    if kind in ("tfra", "dynamicemb"):
+    if kind in _BARE:
         how |= {"dim": args.dim, "key_dtype": args.key_dtype or "int64"}
     if args.score:
         how["scores"] = [None if each == "none" else each for each in args.score]

@@ -101,10 +101,8 @@ class _Member:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         self._shape, fortran, self._stored = read(self._file)
         if self._stored.hasobject or (fortran and len(self._shape) > 1):
-            what = (
-                "objects" if self._stored.hasobject else "an array by columns, which np.ascontiguousarray has by rows"
-            )
-            raise ValueError(what)
+            by_columns = "an array by columns, which np.ascontiguousarray has by rows"
+            raise ValueError("objects" if self._stored.hasobject else by_columns)
         self._row = 0
 
     def __getitem__(self, rows: slice) -> np.ndarray:

@@ -148,14 +148,13 @@ class FrozenReads:
         own: Any = None if weights is None else np.asarray(weights)
         check_combiner(combiner, own, bits.shape, self.name)
         ids, shape = places_of(lengths, segment_ids, num_segments, bits.shape, self.name)
-        row: Any = (
-            empty if empty is None or isinstance(empty, str) else to_float32(empty, f"table {self.name!r}, {BAGS}")
-        )
+        what = f"table {self.name!r}, {BAGS}"
+        row: Any = empty if empty is None or isinstance(empty, str) else to_float32(empty, what)
         if empty is not None:
             check_empty(row, self.dim, self.name)
         at = np.flatnonzero(ids >= 0 if valid is None else (ids >= 0) & valid.reshape(-1))
         rows = clip_norm(np, self._rows_of(bits.reshape(-1)[at], missing, BAGS)[0], max_norm, self.name, BAGS)
-        own = None if own is None else to_float32(own, f"table {self.name!r}, {BAGS}").reshape(-1)[at]
+        own = None if own is None else to_float32(own, what).reshape(-1)[at]
         return combined(combiner, shape, ids[at], rows, own, row)
 
     def contains(self, keys: IdsLike) -> np.ndarray:

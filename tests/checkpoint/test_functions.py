@@ -322,6 +322,15 @@ def test_differences(piece, make, tmp_path, monkeypatch):
     assert_equal(restore(tmp_path / "b", {"t": other})["t"].snapshot().rows, was)
 
 
+def test_a_difference_to_what_is_not_finite_is_infinite(make, tmp_path):
+    table = make(2).upsert([1, 2], np.ones((2, 2)))
+    save(tmp_path / "a", {"t": table})
+    for value in (np.nan, np.inf):
+        table = table.upsert([1], [[value, 1.0]])
+        save(tmp_path / "b", {"t": table}, overwrite=True)
+        assert diff(tmp_path / "a", tmp_path / "b").tables["t"].largest == {"values": np.inf}
+
+
 def test_the_arguments_of_both_restores_are_the_same():
     import inspect
 

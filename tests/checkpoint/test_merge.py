@@ -139,17 +139,9 @@ def test_counts_of_keys_without_a_row(rule, make, tmp_path):
         table = restore(folder / "out")["t"]
         counts = [2, 2, 1] if rule == "newest" else [3, 3, 1]
         assert len(table) == 2 and table.frequency(np.array([1, 2, 3])).tolist() == counts
-        assert table.contains([5, 9]).all() and table.stats().tracked in (3, None, table.stats().tracked)
+        assert table.contains([5, 9]).all()
+        assert table.stats().tracked == (3 if isinstance(admit, kvjax.admit.MinCount) else 0)  # a sketch counts no keys
         kvjax.drop_table("t")
-
-
-def test_a_difference_to_what_is_not_finite_is_infinite(make, tmp_path):
-    table = make(2).upsert([1, 2], np.ones((2, 2)))
-    save(tmp_path / "a", {"t": table})
-    for value in (np.nan, np.inf):
-        table = table.upsert([1], [[value, 1.0]])
-        save(tmp_path / "b", {"t": table}, overwrite=True)
-        assert diff(tmp_path / "a", tmp_path / "b").tables["t"].largest == {"values": np.inf}
 
 
 def test_deltas_shards_and_pools(make, mesh, tmp_path):

@@ -30,7 +30,7 @@ def test_the_commands_print_what_the_page_says(tmp_path, monkeypatch, capsys):
     (runs,) = re.findall(r"```console\n(.*?)```", TEXT, re.S)
     commands = re.findall(r"^\$ kvjax (.*?)\n(.*?)(?=^\$ |\Z)", runs, re.M | re.S)
     assert len(commands) == runs.count("$ kvjax")
-    said = {"inspect", "top", "get", "verify", "diff", "prune", "convert", "releases"}
+    said = {"inspect", "top", "get", "verify", "diff", "prune", "merge", "convert", "releases"}
     assert {command.split()[0] for command, _ in commands} == said
     for command, printed in commands:
         status = main(shlex.split(command))
