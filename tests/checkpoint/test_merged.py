@@ -9,8 +9,8 @@ import kvjax
 from kvjax._formats import source
 from kvjax.checkpoint import restore, save
 from kvjax.checkpoint._chain_rows import ChainRows
-from tests.checkpoint.test_functions import TX, many
-from tests.support.checkpoints import assert_equal, trained
+from tests.checkpoint.test_functions import TX
+from tests.support.checkpoints import assert_equal, many, trained
 from tests.support.marks import slow
 
 

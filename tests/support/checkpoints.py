@@ -110,6 +110,12 @@ def trained(table, tx=None, steps=3):
     return table
 
 
+def many(table, n=500):
+    """`table` with `n` more rows, of keys from the whole range."""
+    keys = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, n)
+    return table.upsert(keys, np.random.default_rng(2).normal(size=(n, table.dim)).astype(np.float32))
+
+
 def assert_equal(a, b):
     for name in ("keys", "values", "freqs", "versions", "has_slots"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
