@@ -17,6 +17,7 @@ from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, leaves_by_shape
 from kvjax._values.arrays import PyTree
 from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
+from kvjax.optax._joint import takes_joint
 from kvjax.optax._trials import Trial, tried
 
 Verdict: TypeAlias = Literal["equal", "lazy", "per row", "refused"]
@@ -34,15 +35,13 @@ _MENDS = {
     "equal": "",
     "lazy": "none if lazy rows are meant (a higher rate makes up for the steps that rows miss); otherwise optax.sgd or "
     "optax.adagrad, which are equal to dense training; kvjax.optax.catch_up has no closed form of it",
-    "per row": (
-        "kvjax.optax.joint(tx) before partition, if it keeps no arrays and reads no parameters; none if norms of a row "
-        "are meant"
-    ),
+    "per row": "none if norms of a row are meant; otherwise a transform in which rows do not depend on each other",
 }
 _CATCH_UP = (
     "kvjax.optax.catch_up(tx) makes rows equal to dense training; none if lazy rows are meant (a higher rate makes up "
     "for the steps that rows miss)"
 )
+_JOINT = "kvjax.optax.joint(tx) before partition; none if norms of a row are meant"
 _SHARE = 'kvjax.optax.rowwise(tx, count="global") shares the count, as dense training does'
 _LOST, _FARTHER = 1e-3, 4.0  # of the way of a gradient in dense training
 _HELD = "kvjax.optax.accumulate(kvjax.optax.partition(...), k) around all, if it is to hold gradients back"
@@ -209,6 +208,8 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
     mend = leaf_mend = _MENDS[verdict]
     if verdict == "lazy":
         mend, leaf_mend = _mends(rowwise, reached, counts)
+    elif verdict == "per row" and takes_joint(rowwise.tx):
+        mend = leaf_mend = _JOINT
     leaves = _leaves(rowwise, dim, layouts, coupling, by_count, leaf_mend)
     return Compatibility(verdict, every.rows, some.rows, counts, leaves, _MEANS[verdict] + where, mend)
 

@@ -114,6 +114,17 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def takes_joint(tx: Any) -> bool:
+    """Whether `joint` takes it for tables, and can run it without more than gradients."""
+    joined, rows = joint(tx), jax.ShapeDtypeStruct((2, 2), jnp.float32)
+    try:
+        state = joined.init(np.zeros((2, 2), np.float32))
+        jax.eval_shape(joined.update, rows, state)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return False
+    return True
+
+
 @functools.lru_cache(maxsize=64)
 def _check_rows_of_zeros(tx: optax.GradientTransformationExtraArgs) -> None:
     """Whether rows come out the same beside rows of zeros and in another order, small ones and great ones.

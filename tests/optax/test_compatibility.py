@@ -81,6 +81,7 @@ def test_mends():
         (optax.lion(0.1), "no closed form", "none"),
         (optax.contrib.madgrad(optax.linear_schedule(0.1, 0.0, 5)), 'count="global"', "none"),
         (optax.clip_by_global_norm(1.0), "joint", ""),
+        (optax.clip_by_block_rms(1.0), "^none if norms of a row are meant", ""),
     ):
         found = check(tx, 4)
         assert re.search(words, found.mend)

@@ -27,6 +27,15 @@ APART = {
     "checkpoint": jax.checkpoint(jnp.tanh),
     "each sorted": lambda x: jnp.sort(x, 1),
     "running sums of each": lambda x: jnp.cumsum(x, 1),
+    "frequencies of each": lambda x: jnp.fft.irfft(jnp.fft.rfft(x, axis=1), DIM, axis=1),
+    "each put in order": lambda x: jnp.take_along_axis(x, jnp.argsort(x, 1), 1),
+    "by its own place": lambda x: jax.vmap(lambda row: row + row[jnp.argmax(row)])(x),
+    "a part of each": lambda x: jax.lax.dynamic_slice_in_dim(x, jnp.int32(3), 2, 1).repeat(2, 1),
+    "a part of each set": lambda x: jax.lax.dynamic_update_slice_in_dim(x, x[:, :2] * 2, jnp.int32(1), 1),
+    "loop in each": lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x / jnp.sum(x, 1, keepdims=True), x),
+    "loop with an end": lambda x: jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, x))[1],
+    "scan of columns": lambda x: jax.lax.scan(lambda sum, col: (sum + col, sum), x[:, 0], x.T)[1].T,
+    "one row at a time": lambda x: jax.lax.map(lambda row: row / jnp.linalg.norm(row), x),
 }
 TOGETHER = {
     "norm": lambda x: x / jnp.linalg.norm(x),
@@ -39,6 +48,13 @@ TOGETHER = {
     "scan": lambda x: jax.lax.scan(lambda sum, row: (sum + row, sum), jnp.zeros(DIM), x)[1],
     "sorted": lambda x: jnp.sort(x, 0),
     "running sum": lambda x: jnp.cumsum(x, 0),
+    "frequencies": lambda x: jnp.fft.irfft(jnp.fft.rfft(x, axis=0), x.shape[0], axis=0),
+    "put in order": lambda x: jnp.take_along_axis(x, jnp.argsort(x, 0), 0),
+    "by the place of another": lambda x: x[:, jnp.argmax(x[0])][:, None] + x,
+    "any row": lambda x: x + jax.lax.dynamic_slice_in_dim(x, jnp.argmax(x[:, 0]), 1, 0),
+    "a row set": lambda x: jax.lax.dynamic_update_slice_in_dim(x, x[:1] * 2, jnp.argmax(x[:, 0]), 0),
+    "to the end of all": lambda x: jax.lax.while_loop(lambda x: jnp.max(x) > 1, lambda x: x / 2, x),
+    "carried": lambda x: jax.lax.scan(lambda c, i: ((c[1], c[0] * 1.0), c[0]), (x[0], x[1]), jnp.arange(2))[1],
 }
 
 
