@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kvjax._formats.atomic import is_marked, recovered
+from kvjax._formats.atomic import is_marked, recovered, saying
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.paths import PathLike as PathLike
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
@@ -29,8 +29,13 @@ def locate(path: PathLike, op: str = "checkpoint") -> AnyPath:
 
     Raises:
       CheckpointError: there is none, or more than one, or it is the folder of one table.
+      OSError: the system does not let it look there.
     """
-    path = recovered(anywhere(path, op))
+    with saying(op, path, reads=True):
+        return _located(recovered(anywhere(path, op)), op)
+
+
+def _located(path: AnyPath, op: str) -> AnyPath:
     if is_unfinished(path):
         raise CheckpointError(
             f"kvjax: {op}: want a whole checkpoint, got {path}, where a save is under way, or was killed before its "
@@ -70,11 +75,12 @@ def all_at(path: PathLike, op: str) -> list[AnyPath]:
     Raises:
       CheckpointError: there is none.
     """
-    path = recovered(anywhere(path, op))
-    if is_checkpoint(path):
-        return [path]
-    found = _below(path) or [item for _, items in steps_at(path) for item in items] or [locate(path, op)]
-    return found[::-1]
+    with saying(op, path, reads=True):
+        here = recovered(anywhere(path, op))
+        if is_checkpoint(here):
+            return [here]
+        found = _below(here) or [item for _, items in steps_at(here) for item in items] or [locate(here, op)]
+        return found[::-1]
 
 
 def is_checkpoint(path: AnyPath) -> bool:

@@ -49,9 +49,9 @@ def begin(
     Raises:
       CheckpointError: as `check_free`, or another process is saving to the same path.
     """
-    check_free(new.target, overwrite, op, source, over_base)
     try:
         with saying(op, new.target):
+            check_free(new.target, overwrite, op, source, over_base)
             new.begin()
     except BlockingIOError as error:
         raise CheckpointError(

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._formats.atomic import flush, written
+from kvjax._formats.atomic import flush, saying, written
 from kvjax._formats.choices import QUANTISED
 from kvjax._formats.quantise import STORED, QuantisationReport
 from kvjax._formats.source import row_bytes
@@ -295,7 +295,7 @@ def read(path: Path) -> MappedFile:
       FrozenError: it is no frozen table, or not whole.
       OSError: it cannot be opened.
     """
-    with finding(path, "open"):
+    with finding(path, "open"), saying("open", reads=True):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO would wait for who writes it
     try:
         found = os.fstat(fd)

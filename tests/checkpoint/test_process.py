@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import kvjax
-from kvjax.checkpoint import _files, _threads, restore, save, verify
-from kvjax.serving import Releases
+from kvjax.checkpoint import _files, _locate, _new, _threads, restore, save, verify
+from kvjax.serving import FrozenTable, Releases
 from tests.support.marks import slow
 
 
@@ -133,6 +133,26 @@ def test_what_cannot_be_read_now_is_not_called_damaged(number, mend, tables, tmp
         assert raised.value.errno == number and "values" in raised.value.filename
     monkeypatch.undo()
     assert verify(tmp_path / "a").ok
+
+
+def test_where_a_process_may_not_look_is_said_with_the_mend(tables, tmp_path, monkeypatch):
+    save(tmp_path / "a", tables[:1])
+    FrozenTable.write(tmp_path / "f", tables[0])
+
+    def refuse(path, *args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(_locate, "is_checkpoint", refuse)
+    monkeypatch.setattr(_new, "is_checkpoint", refuse)
+    monkeypatch.setattr("kvjax.serving._format.os.open", refuse)
+    for op, call, mend in (
+        ("restore", lambda: restore(tmp_path / "a"), "let this process read it"),
+        ("verify", lambda: verify(tmp_path / "a"), "let this process read it"),
+        ("save", lambda: save(tmp_path / "a", tables[:1], overwrite=True), "let this process write there"),
+        ("open", lambda: FrozenTable.open(tmp_path / "f"), "let this process read it"),
+    ):
+        with pytest.raises(PermissionError, match=rf"kvjax: {op}: Permission denied; {mend}"):
+            call()
 
 
 def test_a_child_does_not_keep_the_lock_of_releases(tables, tmp_path):
