@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from kvjax._training.dependence import DRAWN, KEPT, LOSS, OF_ALL, ROW, ROWS, dependence, meet, settled
-from kvjax._training.refusals import check_update, other_state
+from kvjax._training.refusals import check_update, other_shape, other_state
 from kvjax._values.facts import ROW_FACTS, fact_types
 
 _MANY = 1 << 20
@@ -66,6 +66,8 @@ def coupling_of(tx: Any, dim: int, kept: Sequence[bool], extra: dict[str, Any] |
         except (AttributeError, TypeError, ValueError):
             continue
         check_update(out)
+        if not _spreads(np.shape(out[0]), rows.shape):
+            raise other_shape(rows.shape, np.shape(out[0]))
         if jax.tree.structure(out[1]) != jax.tree.structure(state):
             raise other_state(jax.tree.structure(state), jax.tree.structure(out[1]))
         if (before := jax.tree.map(jnp.shape, state)) != (after := jax.tree.map(jnp.shape, out[1])):
@@ -80,6 +82,14 @@ def coupling_of(tx: Any, dim: int, kept: Sequence[bool], extra: dict[str, Any] |
         ]
         return _coupling(init, update, dim, kept, extras, found)
     return None
+
+
+def _spreads(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether an array of this shape can be added to one of the other, whose shape stays."""
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
 
 
 def _grows_by_rows(two: Any, many: Any) -> bool:

@@ -208,6 +208,9 @@ def test_transforms_of_the_users_own():
     assert "(by" not in check_compatibility(own(lambda g: g / len(g)), 4).reason
     with pytest.raises(ValueError, match=r"whose update of an array \(1, 4\) has its shape, got \(4,\)"):
         check_compatibility(own(lambda g: g.sum(0)), 4)
+    for f, shape in ((lambda g: g.sum(1), "2,"), (lambda g: g[:, :2], "2, 2")):
+        with pytest.raises(ValueError, match=rf"whose update of an array \(2, 4\) has its shape, got \({shape}\)"):
+            rowwise(own(f)).init(4)
     with pytest.raises(TypeError, match=r"want a transform that runs in jit, .* got one that raises TypeError: mul"):
         check_compatibility(own(lambda g: g * MASK), 4)
 
