@@ -34,7 +34,7 @@ def write(path: str | os.PathLike[str], source: Source) -> None:
                 np.lib.format.write_array_header_1_0(member, header)
                 for piece in source.pieces(name):
                     member.write(raw(piece))
-        archive.writestr(META, json.dumps(meta))
+        archive.writestr(zipfile.ZipInfo(META), json.dumps(meta))  # by its name alone it would get the time of day
 
 
 def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, str]]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import tracemalloc
 
 import jax.numpy as jnp
@@ -51,6 +52,17 @@ def test_exports_come_back_as_they_were(key_dtype, dtype, make, tmp_path):
         assert reader(format)(path).rows.values.shape == (0, 3) and reader(format)(path).rows.slots == {}
         assert [p.name for p in tmp_path.iterdir()] == [path.name]  # nothing half written beside it
         path.unlink()
+
+
+def test_the_same_rows_are_the_same_bytes_at_any_time(make, tmp_path, monkeypatch):
+    rows = export_of(make)
+    for format, library in FORMATS.items():
+        pytest.importorskip(library)
+        with monkeypatch.context() as later:
+            for name, at in ("a", 1e9), ("b", 1.1e9):
+                later.setattr(time, "time", lambda at=at: at)
+                getattr(rows, f"to_{format}")(tmp_path / name)
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes(), format
 
 
 @slow
