@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
 from kvjax._keys.opaque import is_array
 from kvjax._lookup.readable import FrozenReadable, Readable
@@ -166,7 +167,7 @@ def combine(
         placed.add(x.name)
         return table if first else _with_own_leaf(table)
 
-    combined = jax.tree.map(put_back, state, is_leaf=_is_ref)
+    combined = _on_the_same_devices(jax.tree.map(put_back, state, is_leaf=_is_ref))
     tables_of_it = [x for x in jax.tree.leaves(combined, is_leaf=is_table) if is_table(x)]
     warn_of_another_step(combined, {t.name: t for t in tables_of_it if t.name not in new})
     return combined
@@ -177,6 +178,28 @@ def _with_own_leaf(table: Readable) -> Readable:
     if not isinstance(table, Table) or table.follows or table.donated or not _is_known(table.version):
         return table
     return table.at(np.asarray(table.version))
+
+
+def _on_the_same_devices(state: PyTree) -> PyTree:
+    """The state with the versions of its tables where a step leaves them, which is beside its arrays that are committed
+    to devices, as those are that Orbax restores: else the second step would be compiled anew."""
+    arrays = [x for x in jax.tree.leaves(state, is_leaf=is_table) if not is_table(x) and is_array(x) and x.committed]
+    devices = {frozenset(x.sharding.device_set): x.sharding for x in arrays}  # of each set that of one array
+    if len(devices) != 1:
+        return state
+    (sharding,) = devices.values()
+    place = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
+
+    def placed(x: Any) -> Any:
+        if not is_table(x) or x.follows or x.donated or not _is_known(x.version):
+            return x
+        if len(place.device_set) != (1 if x.spec.placement is None else x.spec.placement.mesh.size):
+            return x  # no step has both
+        if is_array(x.version) and x.version.committed and x.version.sharding == place:
+            return x
+        return x.at(jax.device_put(np.asarray(x.version), place))
+
+    return jax.tree.map(placed, state, is_leaf=is_table)
 
 
 def _is_ref(x: Any) -> bool:
