@@ -106,7 +106,8 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
         raise ValueError(f"kvjax convert: want the name of {kind}'s variable, got none; say --table")
     if to == "kvjax":
         report = _as_checkpoint(args, kind, args.out, args.table, rules_of(args))
-        return {"rows": report.rows, "total": report.total, "format": to, "left": list(report.left), "error": None}
+        said = {"table": report.table, "rows": report.rows, "total": report.total, "format": to}
+        return said | {"left": list(report.left), "error": None}
     from kvjax.convert import export_checkpoint
 
     beside = scratch_of(anywhere(args.out, "convert").resolve())

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"table": name, "rows": [rows[key] for key in keys if key in rows], "without_row": lost})
         return 1 if lost else 0
-    names = ("key", "frequency", "row version", "age", "norm", "values")
+    names = ("key", "frequency", "version", "age", "norm", "values")
     names += tuple(name for name in next(iter(rows.values()), {}) if name.startswith(SLOT))
     nothing = {"values": "no row"}
     lines = [[_short((rows.get(key, nothing) | {"key": key}).get(name)) for name in names] for key in keys]
@@ -47,7 +47,7 @@ def _read(chain: Chain, args: argparse.Namespace) -> tuple[str, list[int], dict[
 
 def _rows_of(piece: Exported) -> Iterator[dict[str, Any]]:
     columns = {
-        "key": piece.keys, "frequency": piece.freqs, "row version": piece.versions,
+        "key": piece.keys, "frequency": piece.freqs, "version": piece.versions,
         "age": piece.last_step - piece.versions, "norm": norms_of(piece.values), "pinned": piece.pinned,
         "values": piece.values,
     }  # fmt: skip

@@ -26,13 +26,16 @@ _EPILOG = (
 def parser() -> argparse.ArgumentParser:
     """All commands."""
     top = argparse.ArgumentParser(
-        prog="kvjax", description="Looks at checkpoints and releases of kvjax's tables.", epilog=_EPILOG
+        prog="kvjax",
+        description="Looks at checkpoints and releases of kvjax's tables.",
+        epilog=_EPILOG,
+        allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"kvjax {kvjax.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text, epilog=_EPILOG)
+        sub = commands.add_parser(name, help=text, description=text, epilog=_EPILOG, allow_abbrev=False)
         if name != "completion":
             sub.add_argument("--json", action="store_true", help="print JSON")
         return sub
@@ -108,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     _path(convert, "source", "a checkpoint, a file, or what --from says")
     _path(convert, "out", "the file, the prefix of DeepRec's files, or the folder of a new checkpoint")
     _overwrite(convert)
-    convert.add_argument("--table", help="the table's, or the other system's variable's, name")
+    convert.add_argument("--table", help="the table's, or the other system's variable's, name; a file's is its own")
     convert.add_argument("--from", dest="kind", choices=(*FILE_FORMATS, *SYSTEMS, "kvjax"),
                          help="what the source is; by default what its name ends with, or a checkpoint")  # fmt: skip
     convert.add_argument(

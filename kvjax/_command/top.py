@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
         chosen = np.argsort(order, kind="stable")[: args.n]
         keys, *columns = (table.column(name)[chosen].tolist() for name in ("keys", "freqs", "versions"))
         columns.append(table.norms_at(chosen).tolist())
-    names = ("key", "frequency", "row version", "age", "norm")
+    names = ("key", "frequency", "version", "age", "norm")
     rows = [
         (key, freq, version, table.last_step - version, norm)
         for key, freq, version, norm in zip(keys, *columns, strict=True)

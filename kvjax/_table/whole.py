@@ -84,9 +84,15 @@ class Whole(Handle):
         mend = "table.contains(keys) says of many keys at once whether they have a row"
         raise fail(TypeError, self.name, "in", "a call on many keys", f"{key!r} in table", mend)
 
-    def __getitem__(self, key: object) -> NoReturn:
+    def __getitem__(self, key: object) -> Self:
+        if key is Ellipsis:  # so NNX reads what is in a Param
+            return self
         mend = "table.lookup(keys) reads rows of many keys at once, and table.export() all"
         raise fail(TypeError, self.name, "[...]", "a call on many keys", f"table[{key!r}]", mend)
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        mend = "table.assign(keys, rows) returns the next handle, and layer.table = table puts it into a layer of NNX"
+        raise fail(TypeError, self.name, "[...] =", "a write that returns a handle", f"table[{key!r}] = ...", mend)
 
     @overload
     def export(

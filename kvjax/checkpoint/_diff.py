@@ -145,7 +145,7 @@ def _add(found: TableDiff, a: dict[str, np.ndarray], b: dict[str, np.ndarray], e
     gone, come = np.ones(len(words[0]), bool), np.ones(len(words[1]), bool)
     gone[in_a] = come[in_b] = False
     other = np.zeros(len(in_a), bool)
-    for name in (a.keys() & b.keys()) - {"keys"}:
+    for name in (name for name in a if name in b and name != "keys"):
         old, new = a[name][in_a], b[name][in_b]
         old, new = (array.reshape(len(array), math.prod(array.shape[1:])) for array in (old, new))
         differs = _differ(old, new)

@@ -148,7 +148,10 @@ def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None 
     given = dict(columns or {})
     if unknown := sorted(name for name in given if name not in (*ROW_COLUMNS, SCALES) and not name.startswith(SLOT)):
         raise FileError(
-            path, f"columns of {[*ROW_COLUMNS, SCALES, SLOT + '<name>']}", f"{unknown}", "give names by these"
+            path,
+            f"columns= by kvjax's names, {[*ROW_COLUMNS, SCALES, SLOT + '<name>']}",
+            f"{unknown}",
+            'give {"keys": "ids"} for keys that are called "ids" there',
         )
     theirs = dict.fromkeys(given.values())
     # A column that has been given another name is not taken for one of kvjax's.

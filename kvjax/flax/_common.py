@@ -14,6 +14,7 @@ from kvjax._spec.sharding import Sharding
 from kvjax._table.modules import init_table
 from kvjax._table.registry import Arguments, get_table, tables
 from kvjax._table.table import Table
+from kvjax._values.bags import check_combiner
 from kvjax._values.errors import meant
 from kvjax._values.numbers import is_integer
 from kvjax.initializers import InitializerLike, normal
@@ -109,8 +110,9 @@ def feature_of(layer: Any, table: Readable, keys: Any, **others: Any) -> Feature
     return Feature(table, keys, pad_id=layer.pad_id, max_norm=layer.max_norm, dtype=layer.dtype, **others)
 
 
-def learns_default(empty: str, table: Readable) -> bool:
-    """Whether a bag layer has a row for empty bags among its parameters."""
+def learns_default(empty: str, combiner: str, table: Readable) -> bool:
+    """Whether a bag layer, whose options are looked at here, has a row for empty bags among its parameters."""
+    check_combiner(combiner, None, (), table.name, "EmbedBag")
     if empty not in ("zeros", "learned"):
         raise ValueError(
             f"kvjax: table {table.name!r}, EmbedBag: want empty='zeros' or 'learned', got {empty!r}; choose one"

@@ -225,6 +225,7 @@ class EmbedBag(_TableModule):
         weights: ArrayLike | None = None,
         salt: int | None = None,
         missing: Missing | None = None,
+        combiner: Combiner | None = None,
     ) -> Feature:
         """What a call with these arguments would read, for `kvjax.lookup_many` to read together with other features.
 
@@ -237,14 +238,15 @@ class EmbedBag(_TableModule):
           weights: real numbers in the shape of the keys.
           salt: number of a feature.
           missing: what keys without a row read as.
+          combiner: of these bags, by default the layer's.
 
         Returns:
           `kvjax.Feature`.
         """
         table, default = self._table(), None
-        if learns_default(self.empty, table):
+        if learns_default(self.empty, self.combiner, table):
             default = self.param("default", nn.initializers.zeros, (table.dim,), jnp.float32)
         return feature_of(
-            self, table, keys, mask=mask, salt=salt, missing=missing, combiner=self.combiner, lengths=lengths,
-            segment_ids=segment_ids, num_segments=num_segments, weights=weights, empty=default,
+            self, table, keys, mask=mask, salt=salt, missing=missing, combiner=combiner or self.combiner,
+            lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, weights=weights, empty=default,
         )  # fmt: skip

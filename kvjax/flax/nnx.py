@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from kvjax._keys.keys import KeysLike
 from kvjax._lookup import gradients
 from kvjax._lookup.feature import Feature, read
+from kvjax._lookup.readable import FrozenReadable
 from kvjax._spec.signature import initialized_by
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
@@ -66,6 +67,13 @@ class _TableModule(nnx.Module):
         rng = None if layer.rngs is None else layer.rngs["params"].key.get_value()
         self.table = nnx.Param(resolve_table(layer, type(self).__name__, rng))
         self.dtype, self.pad_id, self.max_norm = layer.dtype, layer.pad_id, layer.max_norm
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "table" and isinstance(value, (Table, FrozenReadable)):
+            param: nnx.Param[Any] = self.table
+            param.set_value(value)  # without its Param, no state would have the table
+        else:
+            super().__setattr__(name, value)
 
     # Private, and what a call goes through: nnx.tabulate compiles all public methods that are called, and a Feature is
     # no result of a compiled function.
@@ -192,12 +200,13 @@ class EmbedBag(_TableModule):
     def __init__(self, layer: _BagOptions) -> None:
         self._begin(layer)
         self.combiner, table = layer.combiner, self.table.get_value()
-        learned = learns_default(layer.empty, table)
+        learned = learns_default(layer.empty, layer.combiner, table)
         self.default = nnx.Param(jnp.zeros((table.dim,), jnp.float32)) if learned else None
 
     def _feature(self, keys: KeysLike | Prefetched, **others: Any) -> Feature:
         default = None if self.default is None else self.default.get_value()
-        return super()._feature(keys, combiner=self.combiner, empty=default, **others)
+        combiner = others.pop("combiner", None) or self.combiner
+        return super()._feature(keys, combiner=combiner, empty=default, **others)
 
     def __call__(
         self,
@@ -243,6 +252,7 @@ class EmbedBag(_TableModule):
         weights: ArrayLike | None = None,
         salt: int | None = None,
         missing: Missing | None = None,
+        combiner: Combiner | None = None,
     ) -> Feature:
         """What a call with these arguments would read, for `kvjax.lookup_many` to read together with other features.
 
@@ -255,13 +265,14 @@ class EmbedBag(_TableModule):
           weights: real numbers in the shape of the keys.
           salt: number of a feature.
           missing: what keys without a row read as.
+          combiner: of these bags, by default the layer's.
 
         Returns:
           `kvjax.Feature`.
         """
         return self._feature(
             keys, mask=mask, salt=salt, missing=missing, lengths=lengths, segment_ids=segment_ids,
-            num_segments=num_segments, weights=weights,
+            num_segments=num_segments, weights=weights, combiner=combiner,
         )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ def test_differences(piece, make, tmp_path, monkeypatch):
     assert t.columns["values"] == 2 and t.columns["pinned"] == 1 and t.largest["values"] > 0
     assert set(t.examples["removed"]) <= set(keys[:3].tolist()) and len(t.examples["changed"]) == 2
     assert t.rows == (len(keys), len(other))
+    assert list(t.columns) == [name for name in other.snapshot().rows.columns() if name in t.columns]  # always
     some = diff(tmp_path / "a", tmp_path / "b", tables=["t"], examples=2)
     assert some.tables == found.tables and some.added == some.removed == ()
     assert diff(tmp_path / "a", tmp_path / "b", tables=["new"]).added == ("new",)

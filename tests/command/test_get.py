@@ -45,7 +45,7 @@ def test_rows_are_those_of_the_table(key_dtype, get, tmp_path):
     for row in found["rows"]:
         (at,) = np.flatnonzero(rows.keys == row["key"])
         assert row["values"] == rows.values[at].tolist() and row["slot.nu"] == rows.slots["nu"][at].tolist()
-        assert row["frequency"] == rows.freqs[at] and row["row version"] == rows.versions[at]
+        assert row["frequency"] == rows.freqs[at] and row["version"] == rows.versions[at]
         assert row["age"] == rows.last_step - rows.versions[at] and row["pinned"] == rows.pinned[at]
         assert row["norm"] == pytest.approx(np.linalg.norm(rows.values[at]))
     if key_dtype.startswith("int"):  # and its 64 or 32 bits without a sign are the same key

@@ -204,3 +204,23 @@ def test_tabulate_shows_features(promotion):
         text = Features(together).tabulate(jax.random.key(0), keys, console_kwargs={"width": 400})
         assert "Table(users" in text and "Table(tags" in text
         assert together == ("Feature(table=items, keys=(4,), pad_id=0" in text)
+
+
+def test_features_of_one_layer_with_their_own_combiners():
+    keys, rows = kvjax.keys([1, 2]), np.array([[1.0, 2.0], [3.0, 6.0]])
+    layer = kvjax.flax.nnx.EmbedBag(kvjax.get_table("t", dim=2).upsert(keys, rows))
+    net = kvjax.flax.EmbedBag(layer.table[...])
+    params = net.init(jax.random.key(0), keys, lengths=[2])
+    for combiner, want in ((None, [[2, 4]]), ("sum", [[4, 8]]), ("max", [[3, 6]])):
+        of_linen = net.apply(params, keys, lengths=[2], combiner=combiner, method="feature")
+        for feature in (layer.feature(keys, lengths=[2], combiner=combiner), of_linen):
+            np.testing.assert_array_equal(kvjax.lookup_many({"a": feature})["a"], want)
+
+
+def test_a_wrong_combiner_is_refused_when_the_layer_is_made():
+    for make in (
+        lambda: kvjax.flax.nnx.EmbedBag("t", 2, combiner="avg"),
+        lambda: kvjax.flax.EmbedBag("t", 2, combiner="avg").init(jax.random.key(0), kvjax.keys([[1]])),
+    ):
+        with pytest.raises(ValueError, match=r"table 't', EmbedBag: want combiner in .*got 'avg'"):
+            make()

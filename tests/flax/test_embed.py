@@ -186,3 +186,16 @@ def test_flax_serializes_what_split_leaves_and_no_handle(make):
     assert back["w"].tolist() == [0, 1] and len(back["t"]) == 5
     whole = serialization.from_state_dict(params, {"t": back["t"], "w": back["w"]})  # of what combine gave
     assert whole["t"] is back["t"]
+
+
+def test_nnx_takes_the_handle_of_a_write(tmp_path):
+    """In its Param, so that the state has it, and so have layers that share that."""
+    layer = kvjax.flax.nnx.Embed("t", 2, rngs=nnx.Rngs(0))
+    param = layer.table
+    layer.table = layer.table[...].upsert([7], np.ones((1, 2)))
+    assert layer.table is param and len(nnx.state(layer, nnx.Param)["table"][...]) == 1
+    np.testing.assert_array_equal(layer(kvjax.keys([7])), [[1, 1]])
+    with pytest.raises(TypeError, match=r"layer\.table = table"):
+        layer.table[...] = layer.table[...]
+    layer.table = kvjax.serving.FrozenTable.write(tmp_path / "f", layer.table[...]).as_jax()
+    np.testing.assert_array_equal(layer(kvjax.keys([7])), [[1, 1]])

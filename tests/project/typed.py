@@ -115,7 +115,8 @@ def layers(keys: jax.Array, default: nnx.Param[jax.Array], table: kvjax.Table):
     assert_type(embed.feature(keys, mask=keys > 0, combiner="sum", lengths=[1, 2]), kvjax.Feature)
     embed.feature(keys, combiner="avg")  # pyright: ignore[reportArgumentType]
     assert_type(kvjax.flax.EmbedBag(table).feature(keys, lengths=[1, 2]), kvjax.Feature)
-    kvjax.flax.EmbedBag(table).feature(keys, combiner="sum")  # pyright: ignore[reportCallIssue]
+    assert_type(kvjax.flax.EmbedBag(table).feature(keys, combiner="sum"), kvjax.Feature)
+    kvjax.flax.EmbedBag(table).feature(keys, combiner="avg")  # pyright: ignore[reportArgumentType]
     assert_type(kvjax.flax.nnx.EmbedBag("v", 4, combiner="max")(keys, lengths=[1, 2]), jax.Array)
     kvjax.flax.nnx.EmbedBag("v", 4, combiner="avg")  # pyright: ignore[reportArgumentType]
     kvjax.lookup_bag(table, keys, empty=default)

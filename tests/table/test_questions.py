@@ -175,6 +175,8 @@ def test_a_table_is_no_container_of_one_key(make):
         (lambda: 7 in table, r"in: want .* got 7 in table; table\.contains\(keys\)"),
         (lambda: table[7], r"got table\[7\]; table\.lookup\(keys\)"),
         (lambda: list(table), r"table\.lookup\(keys\)"),
+        (lambda: table.__setitem__(7, 1), r"got table\[7\] = \.\.\.; table\.assign"),
     ):
         with pytest.raises(TypeError, match=message):
             ask()
+    assert table[...] is table  # as NNX reads what is in a Param
