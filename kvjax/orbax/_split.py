@@ -151,11 +151,16 @@ def combine(
         else:
             state = in_the_form_of(form, state)
     if given and not any(map(_is_ref, jax.tree.leaves(state, is_leaf=_is_ref))):
-        raise fail(
-            KeyError, min(given), "combine", "a state with the places of its tables", "one without any",
+        mend = (
             "combine(state, tables, like=state) for what was restored without a template, with a state of that "
-            "structure; or restore by StandardRestore(kvjax.orbax.split(state)[0])",
-        )  # fmt: skip
+            "structure; or restore by StandardRestore(kvjax.orbax.split(state)[0])"
+        )
+        if all(isinstance(table, FrozenReadable) for table in given.values()):
+            mend += (
+                "; or, to serve without a state, put the arrays in their places: params['Embed_0']['table'] = arrays"
+            )
+        want = "a state with the places of its tables"
+        raise fail(KeyError, min(given), "combine", want, "one without any", mend)
 
     placed: set[str] = set()
 

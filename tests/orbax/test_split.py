@@ -191,3 +191,9 @@ def test_combine_puts_versions_where_a_step_leaves_them(devices, make):
     elsewhere = {"t": table.at(np.asarray(state["t"].version)), "w": jax.device_put(dense["w"], jax.devices()[-1])}
     apart = kvjax.orbax.combine(*kvjax.orbax.split(elsewhere))
     assert (apart["t"].version is elsewhere["t"].version) == (devices > 1)
+
+
+def test_combine_says_where_frozen_tables_go_without_a_state(make, tmp_path):
+    arrays = kvjax.serving.FrozenTable.write(tmp_path / "f", make(2)).as_jax()
+    with pytest.raises(KeyError, match=r"params\['Embed_0'\]\['table'\] = arrays"):
+        kvjax.orbax.combine({"user": {"table": None}}, {"user": arrays})
