@@ -85,10 +85,13 @@ class Program:
             mend = "give arguments of the structure that it was exported with, and kvjax.keys(ids) where it had keys"
             if missing and self.tables:
                 mend += "; in the place of a table give None, or the handle"
-            raise ProgramError(
-                f"kvjax: program, call: want arrays at {_some(missing or list(self.inputs))}, got "
-                f"{'none there' if missing else 'them'}{f' and others at {_some(extra)}' if extra else ''}; {mend}"
-            )
+            want, got = f"no arrays at {_some(extra)}", "some there"
+            if missing:
+                want, got = (
+                    f"arrays at {_some(missing)}",
+                    "none there" + (f" and others at {_some(extra)}" * bool(extra)),
+                )
+            raise ProgramError(f"kvjax: program, call: want {want}, got {got}; {mend}")
         try:
             return self._call(*(found[path] for path in self.inputs))
         except (ValueError, TypeError) as error:

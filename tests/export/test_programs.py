@@ -157,7 +157,7 @@ def test_calls_are_checked(table):
     good = ({"scale": np.float32(1)}, kvjax.keys([1, 2]))
     for args, want in (
         (({}, good[1]), "want arrays at 0/scale, got none there;"), (good[:1], "want arrays at 1/0, got none there;"),
-        (({"scale": np.float32(1), "more": 1}, good[1]), "got them and others at 0/more;"),
+        (({"scale": np.float32(1), "more": 1}, good[1]), "want no arrays at 0/more, got some there;"),
         (({"scale": np.ones(3, np.float32)}, good[1]), r"want 0/scale: float32\[\], got 0/scale: float32\[3\];"),
         ((good[0], kvjax.keys([])), r"want 1/0: uint32\[b,2\], got 1/0: uint32\[0,2\]; pad an empty batch"),
     ):  # fmt: skip
