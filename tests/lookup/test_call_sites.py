@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import kvjax
+from kvjax._ops import call
 from tests.support.marks import few, slow
 from tests.support.tables import finished
 
@@ -239,3 +240,13 @@ def test_a_trace_from_before_the_loss_is_no_silent_zero(make, keep):
     given = keep(lambda t, ids: jnp.sum(t.lookup(ids)))
     for _ in range(2):
         assert kvjax.grad(lambda t: given(t, kvjax.keys(IDS)))(table).counts.tolist() == [1] * len(IDS)
+
+
+def test_gradients_outside_of_jit_leave_nothing_behind(make):
+    table, function = make(2), kvjax.value_and_grad(lambda t: jnp.sum(t.lookup([1, 2])))
+    sizes = []
+    for _ in range(3):
+        function(table)
+        jax.grad(lambda x, t=table: x * jnp.sum(t.lookup([1, 2])))(1.0)
+        sizes.append(call._program._cache_size())
+    assert sizes[1] == sizes[2]
