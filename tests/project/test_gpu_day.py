@@ -81,7 +81,9 @@ def test_plugins_of_the_machine_stay_out(day, tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     tests = f"-c {tmp_path}/pytest.ini {tmp_path}/test_it.py"
     path = f"{tmp_path}/site:{os.environ.get('PYTHONPATH', '')}"
-    _, summary = day(PYTHON=sys.executable, PYTHONPATH=path, STEPS="quick", TESTS=tests, SECONDS_OF_STEPS=60, WORKERS=1)
+    _, summary = day(
+        PYTHON=sys.executable, PYTHONPATH=path, STEPS="quick", TESTS=tests, SECONDS_OF_STEPS=240, WORKERS=1
+    )
     assert "| quick | passed |" in summary, summary
 
 
