@@ -243,10 +243,10 @@ class EmbedBag(_TableModule):
         Returns:
           `kvjax.Feature`.
         """
-        table, default = self._table(), None
+        table, default, combiner = self._table(), None, self.combiner if combiner is None else combiner
         if learns_default(self.empty, self.combiner, table):
             default = self.param("default", nn.initializers.zeros, (table.dim,), jnp.float32)
         return feature_of(
-            self, table, keys, mask=mask, salt=salt, missing=missing, combiner=combiner or self.combiner,
+            self, table, keys, mask=mask, salt=salt, missing=missing, combiner=combiner,
             lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, weights=weights, empty=default,
         )  # fmt: skip

@@ -205,8 +205,9 @@ class EmbedBag(_TableModule):
 
     def _feature(self, keys: KeysLike | Prefetched, **others: Any) -> Feature:
         default = None if self.default is None else self.default.get_value()
-        combiner = others.pop("combiner", None) or self.combiner
-        return super()._feature(keys, combiner=combiner, empty=default, **others)
+        if others.get("combiner") is None:
+            others["combiner"] = self.combiner
+        return super()._feature(keys, empty=default, **others)
 
     def __call__(
         self,

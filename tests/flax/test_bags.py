@@ -215,6 +215,8 @@ def test_features_of_one_layer_with_their_own_combiners():
         of_linen = net.apply(params, keys, lengths=[2], combiner=combiner, method="feature")
         for feature in (layer.feature(keys, lengths=[2], combiner=combiner), of_linen):
             np.testing.assert_array_equal(kvjax.lookup_many({"a": feature})["a"], want)
+    with pytest.raises(ValueError, match="want combiner in"):
+        kvjax.lookup_many({"a": layer.feature(keys, lengths=[2], combiner="")})
 
 
 def test_a_wrong_combiner_is_refused_when_the_layer_is_made():
