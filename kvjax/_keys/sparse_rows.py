@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
 from kvjax._keys.opaque import opaque_canary, uncast_canary
-from kvjax._values.arrays import ArrayLike, array_of
+from kvjax._values.arrays import ArrayLike, array_of, uncut
 from kvjax._values.errors import fail, meant
 from kvjax.ffi import host
 
@@ -164,7 +164,7 @@ def _taken(name: str, value: Any) -> Any:
             keys = as_keys(value, "SparseRows.replace")
             return Keys(jnp.asarray(keys.words), keys.narrow)
         if name == "rows":
-            return jnp.asarray(value)
+            return uncut(value)
         if name == "counts" and getattr(value, "dtype", None) != jnp.int32:
             return _as_counts(value)
     return value

@@ -24,7 +24,7 @@ from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values import combiners
-from kvjax._values.arrays import ArrayLike
+from kvjax._values.arrays import ArrayLike, uncut
 from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
 from kvjax._values.combiners import Combiner, Sums
 from kvjax._values.dtypes import check_result
@@ -139,7 +139,7 @@ def bags_in(
     """
     keys, mask = query.keys, query.mask
     check_result(dtype, table.name, op)
-    weights = None if weights is None else jnp.asarray(weights)
+    weights = None if weights is None else uncut(weights)
     check_combiner(combiner, weights, keys.shape, table.name, op)
     weights = None if weights is None else weights.astype(jnp.float32)
     given = bags_of(_array(lengths), _array(segment_ids), num_segments, keys.shape, table.name, op)

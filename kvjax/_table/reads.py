@@ -19,7 +19,7 @@ from kvjax._table.prefetched import Prefetched
 from kvjax._table.view import SlotView
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Transform, as_rowwise
-from kvjax._values.arrays import ArrayLike
+from kvjax._values.arrays import ArrayLike, uncut
 from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import x64_enabled
 from kvjax._values.missing import Missing, missing_row
@@ -329,7 +329,7 @@ def _mask_of_prefetched(table: Handle, op: str, prefetched: Prefetched, mask: An
 def _missing_row(table: Handle, missing: Any) -> jax.Array:
     dtype = table.spec.row_dtype
     zeros = jnp.zeros((), dtype)
-    return missing_row(missing, table.dim, zeros, lambda row: jnp.asarray(row).astype(dtype), table.name, "lookup")
+    return missing_row(missing, table.dim, zeros, lambda row: uncut(row).astype(dtype), table.name, "lookup")
 
 
 def _inspect(table: Handle, op: str, keys: Any) -> tuple[jax.Array, jax.Array, jax.Array]:

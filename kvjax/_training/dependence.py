@@ -128,7 +128,7 @@ def _equation(eqn: Any, args: list[np.ndarray]) -> list[np.ndarray]:
     if name == "while":
         return _while(params, args)
     if name == "scan":
-        return _scan(params, args)
+        return _scan(eqn, args)
     if name == "dynamic_slice":
         return [np.broadcast_to(_along(args[0], _shorter(shape, args[0].shape)), shape) | _union(args[1:])]
     if name == "dynamic_update_slice":
@@ -172,19 +172,26 @@ def _while(params: Any, args: list[np.ndarray]) -> list[np.ndarray]:
     return settled(step, args[to:])
 
 
-def _scan(params: Any, args: list[np.ndarray]) -> list[np.ndarray]:
-    start, to, length = params["num_consts"], params["num_consts"] + params["num_carry"], params["length"]
+def _scan(eqn: Any, args: list[np.ndarray]) -> list[np.ndarray]:
+    body, length = eqn.params["jaxpr"], eqn.params["length"]
+    # Constants, what is carried, and what each step gets a part of; then what is carried, and what each step adds to.
+    # Versions of JAX say in other ways how many there are of each, but parts have always an axis less.
+    inner = getattr(body, "jaxpr", body)
+    to = sum(x.aval.ndim == v.aval.ndim for x, v in zip(eqn.invars, inner.invars, strict=True))
+    start = to - sum(x.aval.ndim == v.aval.ndim for x, v in zip(eqn.outvars, inner.outvars, strict=True))
     consts, xs = args[:start], args[to:]
     all_steps = [_over(x, [0]) for x in xs]
-    carry = settled(lambda c: dependence(params["jaxpr"], [*consts, *c, *all_steps])[: to - start], args[start:to])
+    carry = settled(lambda c: dependence(body, [*consts, *c, *all_steps])[: to - start], args[start:to])
     known: dict[bytes, list[np.ndarray]] = {}  # of long loops, most steps see the same
 
     def results(i: int) -> list[np.ndarray]:
         seen = b"".join(x[i].tobytes() for x in xs)
         if seen not in known:
-            known[seen] = dependence(params["jaxpr"], [*consts, *carry, *(x[i] for x in xs)])[to - start :]
+            known[seen] = dependence(body, [*consts, *carry, *(x[i] for x in xs)])[to - start :]
         return known[seen]
 
+    if not length:
+        return [*carry, *(np.zeros(v.aval.shape, np.int64) for v in eqn.outvars[to - start :])]
     steps = [results(i) for i in range(length)]
     return [*carry, *(np.stack(ys) for ys in zip(*steps, strict=True))]
 

@@ -32,21 +32,35 @@ ArrayLike: TypeAlias = HasArray | HasJaxArray | complex | Sequence["ArrayLike"]
 """An array, a number, or nested sequences of them; no strings."""
 
 
+def uncut(given: Any) -> jax.Array:
+    """The array of JAX of what a caller gives as real numbers. Integers of the host that JAX would cut to 32 bits, as
+    times in milliseconds, become float32."""
+    import jax
+    import jax.numpy as jnp
+
+    if isinstance(given, (np.ndarray, np.generic)) and given.dtype.kind in "iu" and given.size:
+        kept = np.iinfo(jax.dtypes.canonicalize_dtype(given.dtype))
+        if not kept.min <= int(given.min()) <= int(given.max()) <= kept.max:
+            return jnp.asarray(given.astype(np.float32))
+    try:
+        return jnp.asarray(given)
+    except OverflowError:  # of Python's integers
+        return uncut(np.asarray(given))
+
+
 def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:
     """The array of what a caller gives as rows.
 
     Raises:
       TypeError: it is none, as of strings.
     """
-    import jax.numpy as jnp
-
     first = given
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
     try:
         if isinstance(first, (str, bytes)):  # which JAX takes for names of dtypes
             raise TypeError
-        return jnp.asarray(given)
+        return uncut(given)
     except (TypeError, ValueError):
         try:
             got = str(np.asarray(given).dtype)

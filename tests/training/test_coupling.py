@@ -35,6 +35,7 @@ APART = {
     "loop in each": lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x / jnp.sum(x, 1, keepdims=True), x),
     "loop with an end": lambda x: jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, x))[1],
     "scan of columns": lambda x: jax.lax.scan(lambda sum, col: (sum + col, sum), x[:, 0], x.T)[1].T,
+    "scan of nothing": lambda x: x + jnp.sum(jax.lax.scan(lambda c, i: (c, c[0]), x, jnp.zeros(0))[1]),
     "one row at a time": lambda x: jax.lax.map(lambda row: row / jnp.linalg.norm(row), x),
 }
 TOGETHER = {
