@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     _path(convert, "source", "a checkpoint, a file, or what --from says")
     _path(convert, "out", "the file, the prefix of DeepRec's files, or the folder of a new checkpoint")
     _overwrite(convert)
-    convert.add_argument("--table", help="the table's, or the other system's variable's, name; a file's is its own")
+    convert.add_argument("--table", help="the table's, or the other system's variable's, name; by default the file's")
     convert.add_argument("--from", dest="kind", choices=(*FILE_FORMATS, *SYSTEMS, "kvjax"),
                          help="what the source is; by default what its name ends with, or a checkpoint")  # fmt: skip
     convert.add_argument(

@@ -87,10 +87,8 @@ class Program:
                 mend += "; in the place of a table give None, or the handle"
             want, got = f"no arrays at {_some(extra)}", "some there"
             if missing:
-                want, got = (
-                    f"arrays at {_some(missing)}",
-                    "none there" + (f" and others at {_some(extra)}" * bool(extra)),
-                )
+                want, got = f"arrays at {_some(missing)}", "none there"
+                got += f" and others at {_some(extra)}" if extra else ""
             raise ProgramError(f"kvjax: program, call: want {want}, got {got}; {mend}")
         try:
             return self._call(*(found[path] for path in self.inputs))

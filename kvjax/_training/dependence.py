@@ -36,6 +36,7 @@ _ELEMENTWISE = {
 
 
 def meet(x: np.ndarray) -> bool:
+    """Whether a number depends on several rows."""
     return bool(((x & ROWS) == ROWS).any())
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 from flax.training.train_state import TrainState
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -197,3 +198,40 @@ def test_combine_says_where_frozen_tables_go_without_a_state(make, tmp_path):
     arrays = kvjax.serving.FrozenTable.write(tmp_path / "f", make(2)).as_jax()
     with pytest.raises(KeyError, match=r"params\['Embed_0'\]\['table'\] = arrays"):
         kvjax.orbax.combine({"user": {"table": None}}, {"user": arrays})
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.embed, self.out = kvjax.flax.nnx.Embed("users", 4, rngs=rngs), nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, keys):
+        return self.out(self.embed(keys))
+
+
+@pytest.mark.filterwarnings("ignore:kvjax.*made anew")
+def test_an_nnx_model_and_its_optimizer_go_on_as_they_would_have(tmp_path, promotion):
+    def new():
+        model = Net()
+        return model, nnx.Optimizer(model, kvjax.optax.partition(optax.adam(0.1), optax.adam(0.1)), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, keys):
+        loss, grads = kvjax.flax.nnx.value_and_grad(lambda model: jnp.mean((model(keys) - 1) ** 2))(model)
+        optimizer.update(model, grads)
+        return loss
+
+    keys, (model, optimizer) = kvjax.keys([1, 2]), new()
+    step(model, optimizer, keys)
+    dense, tables = kvjax.orbax.split(nnx.state((model, optimizer)))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        saved = {"state": ocp.args.StandardSave(dense), "tables": kvjax.orbax.TableSave(tables)}
+        manager.save(0, args=ocp.args.Composite(**saved))
+        manager.wait_until_finished()
+        want = [float(step(model, optimizer, keys)) for _ in range(3)]
+        model, optimizer = new()
+        dense, tables = kvjax.orbax.split(nnx.state((model, optimizer)))
+        wanted = {"state": ocp.args.StandardRestore(dense), "tables": kvjax.orbax.TableRestore(tables)}
+        restored = manager.restore(0, args=ocp.args.Composite(**wanted))
+    nnx.update((model, optimizer), kvjax.orbax.combine(restored["state"], restored["tables"]))
+    assert [float(step(model, optimizer, keys)) for _ in range(3)] == want
