@@ -168,6 +168,8 @@ class InChunks:
         if in_place:
             # As they are in memory: what made them shall not be made again, rounded otherwise, as part of the update.
             grads = jnp.pad(jax.lax.optimization_barrier(merged.rows), ((0, chunk - n), (0, 0)))
+        there = jnp.pad(merged.counts > 0, (0, chunk - n))
+        values, grads, fresh, *slots = _padded(there, jnp.argmax(there), values, grads, fresh, *slots)
         rows, slots, state = self._updated(spec, update, grads, values, fresh, slots, facts)
         return NewRows(initial, _stored(spec, rows, words, step), slots), state
 
@@ -198,7 +200,8 @@ class InChunks:
             values, grads, fresh, words, facts, *slots = training.gather(
                 spec, version, begun, start, chunk, layout.text, layout.types, facts=self.facts
             )
-            values, grads, fresh, *slots = _padded(begun.active - start, values, grads, fresh, *slots)
+            there = jnp.arange(chunk, dtype=jnp.int32) < begun.active - start
+            values, grads, fresh, *slots = _padded(there, jnp.int32(0), values, grads, fresh, *slots)
             rows, slots, globals_ = self._updated(spec, update, grads, values, fresh, slots, facts)
             values = _stored(spec, rows, words, begun.step)
             version = training.scatter(spec, version, begun, start, values, layout.text, slots, holds)
@@ -235,15 +238,14 @@ def flat(grads: SparseRows) -> SparseRows:
     return grads.replace(keys=keys, rows=rows, counts=grads.counts.reshape(-1))
 
 
-def _padded(count: jax.Array, *columns: Any) -> list[Any]:
-    """Columns of a chunk, of whose rows only the first `count` were written; the others become the first one, or zeros
-    if there is none. A transform of a user's sees them, too: what was in memory might be not finite, or keep a loop
-    going for ever."""
-    there = jnp.arange(columns[0].shape[0], dtype=jnp.int32) < count
+def _padded(there: jax.Array, one: jax.Array, *columns: Any) -> list[Any]:
+    """Columns of rows, of which those that are not there become `one` that is, or zeros if none is. A user's transform
+    sees them, too: what was in memory might be not finite, or keep a loop going for ever."""
     padded: list[Any] = []
     for column in columns:
-        first = jnp.where(there[0], column[:1], jnp.zeros_like(column[:1]))
-        padded.append(jnp.where(there.reshape(-1, *[1] * (column.ndim - 1)), column, first))
+        row = jax.lax.dynamic_index_in_dim(column, one)
+        row = jnp.where(there[one], row, jnp.zeros_like(row))
+        padded.append(jnp.where(there.reshape(-1, *[1] * (column.ndim - 1)), column, row))
     return padded
 
 
