@@ -19,6 +19,7 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from kvjax._ops.as_value import as_value
+from kvjax._ops.programs import recent_programs
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
@@ -32,22 +33,24 @@ def array(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 class _Call(NamedTuple):
-    """What a call is beside its operands. op: of a write, else None; attributes: what the C++ side gets, by name."""
+    """What a call is beside its operands. op: of a write, else None; attributes: what the C++ side gets, by name;
+    numbered: whether they have numbers of the user's in them."""
 
     target: str
     results: Any
     vmap: str | None
     op: str | None
     attributes: tuple[tuple[str, Any], ...]
+    numbered: bool = False
 
 
 def read(target: str, results: Any, /, *operands: Any, vmap: str = "sequential", **attributes: Any) -> Any:
     return _run(_Call(target, results, vmap, None, tuple(attributes.items())), operands)
 
 
-def write(op: str, target: str, results: Any, /, *operands: Any, **attributes: Any) -> Any:
+def write(op: str, target: str, results: Any, /, *operands: Any, numbered: bool = False, **attributes: Any) -> Any:
     """Part of an operation that writes, which is done once if its result is used, and else not at all."""
-    return _run(_Call(target, results, None, op, tuple(attributes.items())), operands)
+    return _run(_Call(target, results, None, op, tuple(attributes.items()), numbered), operands)
 
 
 def _run(call: _Call, operands: Sequence[Any]) -> Any:
@@ -76,14 +79,14 @@ def _within(call: _Call, *operands: Any) -> Any:
     return run(*operands) if call.op is None else as_value(attributes["table"], call.op, run, *operands)
 
 
-_program = jax.jit(_within, static_argnums=0)
+_program, _numbered_program = jax.jit(_within, static_argnums=0), recent_programs(_within)
 
 
 def _by_itself(call: _Call, *operands: Any) -> Any:
     """A call outside of jit, as a program of its own, which JAX finds by what is static: to bind it each time takes ten
     times as long."""
     try:
-        return _program(call, *operands)
+        return (_numbered_program if call.numbered else _program)(call, *operands)
     except ValueError as error:
         if not _STATUS.match(str(error)):
             raise

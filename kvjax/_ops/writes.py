@@ -61,7 +61,7 @@ def accum(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch
 def evict(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch, policy: str) -> jax.Array:
     """values: the step ``(2,)`` uint32. policy: its text."""
     attributes = {"table": spec.name, "op": op, "phase": phase, "policy": policy}
-    return write(op, "kvjax_evict", WORD, version, *batch.values, **attributes)
+    return write(op, "kvjax_evict", WORD, version, *batch.values, numbered=True, **attributes)
 
 
 def clear(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:

@@ -8,7 +8,6 @@ failure of one is one of all.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from kvjax._keys.keys import Keys
 from kvjax._ops import routing, writes
 from kvjax._ops.initial_rows import initial_rows
 from kvjax._ops.operations import OPERATIONS
+from kvjax._ops.programs import recent_programs
 from kvjax._ops.writes import Batch
 from kvjax._process import PROCESS
 from kvjax._sharded import copies, mesh
@@ -76,13 +76,15 @@ def _write(
 ) -> jax.Array:
     """Runs a writer on the table, or on every shard with the keys it owns.
 
-    values: arrays ``(..., ...)`` of the keys; without keys, arrays that all shards get.
+    values: arrays ``(..., ...)`` of the keys; without keys, arrays that all shards get. options: of the writer, with
+    numbers of the user's in them.
     """
     placement = spec.placement
     if placement is None:
         return writer(spec, op, "whole", version, _batch(spec, op, version, keys, None, values), **options)
     if not mesh.inside(spec, op):
-        return _write_everywhere(writer, spec, op, tuple(sorted(options.items())), version, keys, tuple(values))
+        everywhere = _numbered_everywhere if options else _everywhere
+        return everywhere((writer, spec, op, tuple(options.items())), version, keys, tuple(values))
     if keys is not None:
         keys, values = _flat(keys, values)
         keys, *values = copies.all_pieces(placement, [keys, *values])
@@ -96,8 +98,9 @@ def _flat(keys: Keys, values: Sequence[Any]) -> tuple[Keys, list[Any]]:
     return Keys(keys.words.reshape(-1, 2), keys.narrow), values
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _write_everywhere(writer: Any, spec: TableSpec, op: str, options: Any, version: Any, keys: Any, values: Any) -> Any:
+def _write_everywhere(static: Any, version: Any, keys: Any, values: Any) -> Any:
+    """static: writer, spec, op, and options of the writer by name."""
+    writer, spec, op, options = static
     narrow, placement = keys is not None and keys.narrow, spec.mesh_placement
 
     def run(version: Any, words: Any, *values: Any) -> Any:
@@ -117,6 +120,9 @@ def _write_everywhere(writer: Any, spec: TableSpec, op: str, options: Any, versi
 
     words = None if keys is None else keys.words
     return mesh.auto(spec, op, run, (), version, words, *values)[1][0]
+
+
+_everywhere, _numbered_everywhere = jax.jit(_write_everywhere, static_argnums=0), recent_programs(_write_everywhere)
 
 
 def _write_part(

@@ -270,7 +270,7 @@ class Writes(Handle):
     def restrict(self, n: int, by: Literal["version", "frequency"] = "version") -> Self:
         """Keeps n rows: those that were written last, or whose keys occurred most often. Pinned rows stay.
 
-        Each other n compiles a program that stays in memory (about 1.4 MiB), so round it to a few numbers.
+        Outside of `jit` each other n compiles a program first; the last 64 are kept.
 
         Args:
           n: rows that stay; all do if there are fewer.
