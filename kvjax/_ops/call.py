@@ -48,9 +48,14 @@ def read(target: str, results: Any, /, *operands: Any, vmap: str = "sequential",
     return _run(_Call(target, results, vmap, None, tuple(attributes.items())), operands)
 
 
-def write(op: str, target: str, results: Any, /, *operands: Any, numbered: bool = False, **attributes: Any) -> Any:
+def write(op: str, target: str, results: Any, /, *operands: Any, **attributes: Any) -> Any:
     """Part of an operation that writes, which is done once if its result is used, and else not at all."""
-    return _run(_Call(target, results, None, op, tuple(attributes.items()), numbered), operands)
+    return _run(_Call(target, results, None, op, tuple(attributes.items())), operands)
+
+
+def write_numbered(op: str, target: str, results: Any, /, *operands: Any, **attributes: Any) -> Any:
+    """A `write` with numbers of the user's in its attributes, so that there may be any number of such programs."""
+    return _run(_Call(target, results, None, op, tuple(attributes.items()), numbered=True), operands)
 
 
 def _run(call: _Call, operands: Sequence[Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from kvjax._keys.keys import Keys
-from kvjax._ops.call import WORD, flag, initial_operand, mask_operand, write
+from kvjax._ops.call import WORD, flag, initial_operand, mask_operand, write, write_numbered
 from kvjax._spec.spec import TableSpec
 
 
@@ -61,7 +61,7 @@ def accum(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch
 def evict(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch, policy: str) -> jax.Array:
     """values: the step ``(2,)`` uint32. policy: its text."""
     attributes = {"table": spec.name, "op": op, "phase": phase, "policy": policy}
-    return write(op, "kvjax_evict", WORD, version, *batch.values, numbered=True, **attributes)
+    return write_numbered(op, "kvjax_evict", WORD, version, *batch.values, **attributes)
 
 
 def clear(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:
