@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 def words_of(integers: jax.Array) -> jax.Array:
     """``(..., 2)`` uint32 of integers ``(...)`` of 64 bits."""
-    high = jax.lax.shift_right_logical(integers, jnp.asarray(32, integers.dtype))
-    return jnp.stack([integers.astype(jnp.uint32), high.astype(jnp.uint32)], -1)
+    with jax.enable_x64(True):  # the integers may be from where it was on, and be used where it is off
+        high = jax.lax.shift_right_logical(integers, jnp.asarray(32, integers.dtype))
+        return jnp.stack([integers.astype(jnp.uint32), high.astype(jnp.uint32)], -1)
 
 
 def integers_of(words: jax.Array, dtype: Any) -> jax.Array:

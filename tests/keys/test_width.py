@@ -112,6 +112,19 @@ def test_one_key_twice_in_a_gradient(make):
             assert table.frequency(2**32 - 1) == 2
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_wide_arrays_keep_their_ids_where_x64_is_off(dtype, make):
+    """JAX arrays from where it was on, in calls and as arguments of programs."""
+    table, ids = make(2), np.array([1, 2**40, -1]).astype(dtype)
+    with jax.enable_x64(True):
+        wide = jnp.asarray(ids)
+    assert (kvjax.keys(wide) == kvjax.keys(ids)).all()
+    table = jax.jit(lambda t, x: t.upsert(x, jnp.ones((3, 2))))(table.upsert(wide[:2], np.ones((2, 2))), wide)
+    assert len(table) == 3
+    assert jax.jit(lambda t, x: t.contains(x))(table, wide).all()
+    assert table.contains(ids).all()
+
+
 def test_padding_of_the_other_sign(make):
     """-1 is padding, however the ids say it, and however it is said."""
     for key_dtype in ("int32", "uint32"):
