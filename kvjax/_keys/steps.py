@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import as_keys
+from kvjax._values.arrays import by_value
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 
@@ -24,7 +25,7 @@ def step_words(step: Any, table: str, op: str) -> jax.Array:
         if not 0 <= step < 2**63:
             raise fail(ValueError, table, op, "a step of 0 or more", repr(step), "count steps from 0 or 1")
         return jnp.asarray(np.array([step], np.int64).view(np.uint32))
-    step = jnp.asarray(step)
+    step = by_value(step)
     if not jnp.issubdtype(step.dtype, jnp.integer) or step.shape != ():
         raise fail(TypeError, table, op, "an integer step ()", f"{step.shape} {step.dtype}", "give int(step)")
     return as_keys(step).words

@@ -24,7 +24,7 @@ from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values import combiners
-from kvjax._values.arrays import ArrayLike, uncut
+from kvjax._values.arrays import ArrayLike, by_value, uncut
 from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
 from kvjax._values.combiners import Combiner, Sums
 from kvjax._values.dtypes import check_result
@@ -205,8 +205,8 @@ def _combine_padded(combine: Callable[..., Any], rows: jax.Array, mask: Any, wei
 def _ids_of(table: Readable, given: Bags, n: int, op: str) -> tuple[jax.Array, jax.Array | None]:
     """The bag of each key ``(n,)`` int32; and whether lengths fit, ``()`` bool, if nobody else will say so."""
     if given.ids is not None:
-        return jnp.asarray(given.ids), None
-    lengths = jnp.asarray(given.lengths)
+        return by_value(given.ids), None
+    lengths = by_value(given.lengths)
     if not isinstance(table, Table):
         ids, fit = plain_bags.bag_ids(lengths, n)
         if isinstance(fit, Tracer):
@@ -227,6 +227,6 @@ def _array(values: Any) -> Any:
 
 
 def _row(table: Readable, empty: Any, op: str) -> jax.Array:
-    row: Any = empty if isinstance(empty, str) else jnp.asarray(empty, jnp.float32)
+    row: Any = empty if isinstance(empty, str) else by_value(empty, jnp.float32)
     check_empty(row, table.dim, table.name, op)
     return row

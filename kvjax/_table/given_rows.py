@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from kvjax._keys.keys import Keys
 from kvjax._table.handle import Handle
-from kvjax._values.arrays import array_of
+from kvjax._values.arrays import aligned_copy, array_of, uncut_dtype
 from kvjax._values.dtypes import too_large
 from kvjax._values.errors import fail
 
 
-def given_rows(table: Handle, op: str, keys: Keys, given: Any, dtype: Any) -> jax.Array:
-    """``(..., dim)`` of `dtype`, a row for each key.
+def given_rows(table: Handle, op: str, keys: Keys, given: Any, dtype: Any) -> Any:
+    """``(..., dim)`` of `dtype`, a row for each key; an array of NumPy's that is nobody else's, or of JAX's.
 
     Raises:
       ValueError: there are not as many, or the host has a number that `dtype` cannot hold.
       TypeError: they are no real numbers.
     """
-    rows = array_of(given, table.name, op, "real values")
+    rows = _taken(table, op, given)
     if rows.shape != (*keys.shape, table.dim):
         raise fail(
             ValueError, table.name, op, f"values {(*keys.shape, table.dim)}", f"{rows.shape}",
@@ -35,7 +34,15 @@ def given_rows(table: Handle, op: str, keys: Keys, given: Any, dtype: Any) -> ja
     # Those of a device are not waited for, and those of a program are not known.
     if isinstance(given, np.ndarray) or (isinstance(given, Sequence) and not isinstance(rows, Tracer)):
         _check_range(table, op, np.asarray(given), dtype)
-    return rows.astype(dtype)
+    return aligned_copy(rows, dtype) if isinstance(rows, np.ndarray) else rows.astype(dtype)
+
+
+def _taken(table: Handle, op: str, given: Any) -> Any:
+    """Rows as an array of JAX's, or of NumPy's where a program takes those: JAX's conversion copies them once more, and
+    compiles a program for each shape."""
+    if type(given) is np.ndarray and given.dtype != object and table.spec.placement is None:
+        return given.astype(uncut_dtype(given), copy=False)
+    return array_of(given, table.name, op, "real values")
 
 
 def _check_range(table: Handle, op: str, given: np.ndarray, dtype: Any) -> None:

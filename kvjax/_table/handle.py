@@ -206,7 +206,9 @@ def keys_for(table: Handle, keys: Any, op: str) -> Keys:
     """The keys of a call."""
     check_process(table.name, op)
     keys = keys_of(keys, table.spec.name, table.spec.key_dtype, op)
-    return keys if isinstance(keys.words, jax.Array) else keys.with_words(jnp.asarray(keys.words))
+    # A program takes words of the host as they are; JAX's conversion compiles a program for each shape.
+    as_they_are = table.spec.placement is None or isinstance(keys.words, jax.Array)
+    return keys if as_they_are else keys.with_words(jnp.asarray(keys.words))
 
 
 def check_process(name: str, op: str) -> None:

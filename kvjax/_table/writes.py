@@ -18,7 +18,7 @@ from kvjax._table.handle import Handle, after_write, keys_for, version_to_write
 from kvjax._table.reads import Query, lookup
 from kvjax._table.training import check_gradient, train
 from kvjax._training.rowwise import Transform, as_rowwise
-from kvjax._values.arrays import ArrayLike, PyTree
+from kvjax._values.arrays import ArrayLike, PyTree, by_value
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 from kvjax.evict import RANKINGS, Policy, all_but
@@ -156,7 +156,7 @@ class Writes(Handle):
         """
         keys = keys_for(self, keys, "accum")
         old, new = (given_rows(self, "accum", keys, x, jnp.float32) for x in (old, new))
-        exists = jnp.asarray(exists)
+        exists = by_value(exists)
         if exists.shape != keys.shape or exists.dtype != jnp.bool_:
             raise fail(
                 ValueError, self.name, "accum", f"exists {keys.shape} bool", f"{exists.shape} {exists.dtype}",

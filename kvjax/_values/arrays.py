@@ -32,20 +32,50 @@ ArrayLike: TypeAlias = HasArray | HasJaxArray | complex | Sequence["ArrayLike"]
 """An array, a number, or nested sequences of them; no strings."""
 
 
-def uncut(given: Any) -> jax.Array:
-    """The array of JAX of what a caller gives as real numbers. Integers of the host that JAX would cut to 32 bits, as
-    times in milliseconds, become float32."""
+def by_value(given: Any, dtype: Any = None) -> jax.Array:
+    """The array of JAX of what a caller gives, as it is now: JAX may read an array of the host later, in ``jnp.array``,
+    too, and a caller may fill it anew as soon as the call returns."""
     import jax
     import jax.numpy as jnp
 
-    if isinstance(given, (np.ndarray, np.generic)) and given.dtype.kind in "iu" and given.size:
-        kept = np.iinfo(jax.dtypes.canonicalize_dtype(given.dtype))
-        if not kept.min <= int(given.min()) <= int(given.max()) <= kept.max:
-            return jnp.asarray(given.astype(np.float32))
+    if isinstance(given, np.ma.MaskedArray):
+        return jnp.asarray(given)  # which refuses it, as it is asked for no dtype
+    if hasattr(given, "__array__") and not isinstance(given, jax.Array) and not hasattr(given, "__jax_array__"):
+        given = np.array(given)
+    return jnp.asarray(given, dtype)
+
+
+def uncut(given: Any) -> jax.Array:
+    """The same of real numbers, of the dtype that `uncut_dtype` says."""
     try:
-        return jnp.asarray(given)
+        return by_value(given, uncut_dtype(given) if isinstance(given, (np.ndarray, np.generic)) else None)
     except OverflowError:  # of Python's integers
         return uncut(np.asarray(given))
+
+
+def uncut_dtype(given: np.ndarray | np.generic) -> Any:
+    """The dtype that JAX gives to numbers of the host, but float32 for integers that it would cut to 32 bits, as times
+    in milliseconds."""
+    import jax
+
+    dtype = jax.dtypes.canonicalize_dtype(given.dtype)
+    if given.dtype.kind in "iu" and given.size:
+        kept = np.iinfo(dtype)
+        if not kept.min <= int(given.min()) <= int(given.max()) <= kept.max:
+            return np.dtype(np.float32)
+    return dtype
+
+
+def aligned_copy(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """A copy of another dtype, where programs of the CPU take it as it is: XLA copies what is not at a multiple of 64
+    bytes."""
+    dtype = np.dtype(dtype)
+    buffer = np.empty(array.size * dtype.itemsize + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    copy = buffer[start : start + array.size * dtype.itemsize].view(dtype).reshape(array.shape)
+    with np.errstate(over="ignore", invalid="ignore"):  # as JAX converts
+        copy[...] = array
+    return copy
 
 
 def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:

@@ -1,5 +1,6 @@
-"""Numbers that a caller gives as rows: what JAX would cut to 32 bits keeps its value."""
+"""Arrays that a caller gives: taken as they are at the call, and what JAX would cut to 32 bits keeps its value."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -39,3 +40,48 @@ def test_large_integers_are_not_cut(given, make, x64):
 def test_small_integers_stay_integers():
     rows = kvjax.SparseRows(np.array([8]), np.array([[1, 2]])).rows
     assert jnp.issubdtype(rows.dtype, jnp.integer)
+
+
+N, DIM = 1 << 15, 16  # arrays that JAX would not copy at once
+KEYS = np.arange(N)
+
+
+def _applied(table, rows, counts):
+    return table.apply(optax.sgd(-1.0), kvjax.SparseRows(KEYS, rows, counts))[0].lookup(KEYS)
+
+
+BY_VALUE = {
+    "upsert": (lambda t, x: t.upsert(KEYS, x).lookup(KEYS), np.full((N, DIM), 3.0, np.float32)),
+    "upsert, float64": (lambda t, x: t.upsert(KEYS, x).lookup(KEYS), np.full((N, DIM), 3.0)),
+    "assign": (lambda t, x: t.assign(KEYS, x).lookup(KEYS), np.full((N, DIM), 3.0, np.float32)),
+    "add": (lambda t, x: t.add(KEYS, x).lookup(KEYS), np.full((N, DIM), 3.0, np.float32)),
+    "accum": (lambda t, x: t.accum(KEYS, x, 3 * x, x[:, 0] > 0).lookup(KEYS), np.full((N, DIM), 3.0, np.float32)),
+    "keys": (lambda t, x: t.lookup(x), KEYS.copy()),
+    "mask": (lambda t, x: t.lookup(KEYS, mask=x), np.ones(N, bool)),
+    "gradient": (lambda t, x: _applied(t, x, None), np.full((N, DIM), 3.0, np.float32)),
+    "counts": (lambda t, x: _applied(t, np.ones((N, DIM), np.float32), x), np.ones(N, np.int32)),
+    "lengths": (lambda t, x: kvjax.lookup_bag(t, KEYS, lengths=x, combiner="sum"), np.ones(N, np.int32)),
+    "weights": (
+        lambda t, x: kvjax.lookup_bag(t, KEYS[:, None], weights=x, combiner="sum"),
+        np.full((N, 1), 2.0, np.float32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_VALUE)
+def test_arrays_are_taken_as_they_are_at_the_call(name, make):
+    """A loader fills its arrays anew, while the device is still at what it was given before."""
+    run, given = BY_VALUE[name]
+    table = make(DIM).upsert(KEYS, np.ones((N, DIM), np.float32))
+    want = np.asarray(run(table, given.copy()))
+    table = table.refresh().upsert(KEYS, np.ones((N, DIM), np.float32))
+    busy = jax.jit(lambda x: x @ x @ x)
+    matrix, buffer = jnp.ones((1000, 1000)), np.empty(given.nbytes + 64, np.uint8)
+    start = -buffer.ctypes.data % 64  # where JAX takes an array as it is
+    loaded = buffer[start : start + given.nbytes].view(given.dtype).reshape(given.shape)
+    loaded[...] = given
+    for _ in range(3):
+        busy(matrix)
+    got = run(table, loaded)
+    loaded[...] = 0
+    np.testing.assert_array_equal(got, want)
