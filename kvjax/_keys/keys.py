@@ -20,7 +20,7 @@ from kvjax._keys.words import integers_of, words_of
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.integers import as_bits, salt_of
-from kvjax._values.key_width import is_narrow, narrow_error, x64_enabled
+from kvjax._values.key_width import holds, is_narrow, narrow_error, x64_enabled
 
 
 @jax.tree_util.register_pytree_node_class
@@ -369,6 +369,8 @@ def as_keys(ids: Any, where: str = "keys") -> Keys:
         return _from_jax(ids, where)
     if isinstance(ids, (list, tuple)) and any(isinstance(each, Keys) for each in ids):
         return _stacked([as_keys(each, where) for each in ids], where)
+    if isinstance(ids, (list, tuple)) and holds(Tracer, ids):
+        return _from_jax(jnp.asarray(ids), where)  # what a program gets of a list of numbers
     return Keys(as_bits(ids, where)[..., None].view(np.uint32), is_narrow(ids))
 
 

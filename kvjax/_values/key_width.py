@@ -8,6 +8,7 @@ it with the sign, one of "uint32" without. So what JAX makes of ids on their way
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,15 @@ def is_narrow(ids: Any) -> bool:
         return False
     import jax
 
-    return _holds_narrow(ids, jax.Array) and not x64_enabled()
+    return not x64_enabled() and holds(jax.Array, ids, lambda x: x.dtype in (np.int32, np.uint32))
 
 
-def _holds_narrow(ids: Any, array: Any) -> bool:
+def holds(kind: type, ids: Any, which: Callable[[Any], bool] = lambda _: True) -> bool:
+    """Whether these are of a type, and such as is asked for, or nested sequences that hold such."""
     if isinstance(ids, (list, tuple)):  # by their few types first, as there may be many ids
-        some = any(issubclass(each, (list, tuple, array)) for each in set(map(type, ids)))
-        return some and any(_holds_narrow(each, array) for each in ids)
-    return isinstance(ids, array) and ids.dtype in (np.int32, np.uint32)
+        some = any(issubclass(each, (list, tuple, kind)) for each in set(map(type, ids)))
+        return some and any(holds(kind, each, which) for each in ids)
+    return isinstance(ids, kind) and which(ids)
 
 
 def narrow_error(where: str) -> TypeError:

@@ -112,6 +112,19 @@ def test_one_key_twice_in_a_gradient(make):
             assert table.frequency(2**32 - 1) == 2
 
 
+def test_lists_in_programs(make, x64):
+    """JAX makes arrays of a list's numbers before the program sees them."""
+    table, read = make(2), jax.jit(lambda t, ids: t.lookup(ids))
+    for ids in ([1, 2], [[1], (2,)]):
+        if x64:
+            assert read(table, ids).shape == (*np.shape(ids), 2)
+        else:
+            with pytest.raises(TypeError, match="want ids of 64 bits"):
+                read(table, ids)
+    few_bits = make(2, key_dtype="int32").upsert([1, 2], np.ones((2, 2)))
+    assert read(few_bits, [1, 2]).sum() == 4
+
+
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_wide_arrays_keep_their_ids_where_x64_is_off(dtype, make):
     """JAX arrays from where it was on, in calls and as arguments of programs."""
