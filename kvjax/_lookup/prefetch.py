@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvjax._keys.keys import KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._sharded import reads
-from kvjax._table.behind import warn_of_lookup
 from kvjax._table.handle import keys_for, version_to_write
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.table import Table, check_table
@@ -52,7 +51,6 @@ def prefetch(
     """
     check_table(table, "prefetch")
     version = version_to_write(table, "prefetch")
-    warn_of_lookup(table)
     keys = keys_for(table, keys, "prefetch")
     mask = mask_of(keys, mask, pad_id, table.name, table.spec.key_dtype, "prefetch")
     rows, found, used = reads.lookup(table.spec, version, keys, mask, False)

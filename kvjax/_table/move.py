@@ -80,7 +80,7 @@ def prepare_move(
             spec.host.commit_load(part)
         return staged
 
-    version, mine = together(group, spec.name, op, begin, {"devices": _devices(old), "new devices": _devices(spec)})
+    version, mine = together(group, spec.name, op, begin, {"from": _where(old), "to": _where(spec)})
     behind = int(allgather(group, np.uint32(version)).max())
     brought = mine if bring is None else bring(mine)
     staged = together(group, spec.name, op, stage)
@@ -92,5 +92,15 @@ def prepare_move(
     return Prepared(version, commit)
 
 
-def _devices(spec: TableSpec) -> list[int] | None:
-    return None if spec.placement is None else [device.id for device in spec.placement.mesh.devices.flat]
+def _where(spec: TableSpec) -> dict[str, Any] | None:
+    """Where rows are, as far as processes can compare it: of a partitioner, the shards that it gives to some keys."""
+    at = spec.placement
+    if at is None:
+        return None
+    devices = [device.id for device in at.mesh.devices.flat]
+    shards = None if at.partitioner is None else at.owners(np.arange(_PROBES)).tolist()
+    return {"devices": devices, "axes": list(at.axes), "replicated": at.replicated, "shards of 0 to 63": shards}
+
+
+_PROBES = 64
+"""Keys whose shards are compared."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from kvjax._keys.keys import Keys, KeysLike
+from kvjax._keys.keys import Keys, KeysLike, as_keys
 from kvjax._sharded.processes import all_of, each_together, together
 from kvjax._spec.placement import Placement
 from kvjax._spec.sharding import placement_of
@@ -146,7 +148,8 @@ def restore_all(
 
     chain, restores = together(place, None, "restore", at_first)
     digest = chain.catalog.digest
-    said = {"cursor": cursor} | {name: getattr(how, name) for name in _PLAIN}
+    said = {"cursor": cursor, "keys": _keys_said(how.keys)} | {name: getattr(how, name) for name in _PLAIN}
+    said["dtype"] = None if how.dtype is None else str(np.dtype(how.dtype))
     together(place, None, "restore", lambda: None, {"checkpoint": digest} | said)  # of two steps each may see another
     try:
         each_together(place, "restore", {name: each.processes for name, each in restores.items()}, one)
@@ -158,6 +161,13 @@ def restore_all(
     if cursor is not None and digest is not None:
         put(cursor, restored, chain, digest)
     return restored
+
+
+def _keys_said(keys: KeysLike | None) -> str | None:
+    if keys is None:
+        return None
+    words = np.asarray(as_keys(keys, "restore, keys").words)
+    return f"{words.size // 2} with CRC-32 {zlib.crc32(words.tobytes()):08x}"
 
 
 def _place(tables: Mapping[str, Table | str | None] | None, how: RestoreOptions) -> Placement | None:

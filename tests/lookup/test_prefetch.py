@@ -39,11 +39,19 @@ def test_rows_are_exact(keys, writes):
         {},
         {"max_capacity": 8, "on_full": "evict"},
         {"admit": kvjax.admit.MinCount(3, unadmitted=100)},
+        {"admit": kvjax.admit.MinCount(3, unadmitted=5)},
     ):
         table = kvjax.get_table("ahead", dim=2, initializer=kvjax.initializers.normal(1.0), **options)
         table = table.upsert(KEYS[:8], np.ones((8, 2)))
         check(table, np.array(keys, np.int64), writes)
         kvjax.drop_table("ahead")
+
+
+def test_the_row_that_unadmitted_keys_share_is_read_again(make):
+    """A step without its key trains it, too."""
+    table = make(2, initializer=1.0, admit=kvjax.admit.MinCount(9, unadmitted=5)).pin(5)
+    table = check(table, np.array([5, 6]), [("apply", [9])])
+    assert table.lookup(5).tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(("shards", "replicated"), few_rows([(2, True), (2, False), (4, False)], 1))

@@ -110,6 +110,13 @@ def both(folder):
         "^kvjax: save: want a call that all processes can do, got a failure in process 0 .CheckpointError: kvjax: save"
     )
     fails(there if me else taken, lambda: kvjax.checkpoint.save(f"{folder}/1", {"t": table.refresh()}))
+    another = "want the same call in all processes.*{}"
+    whole = {"t": table, "r": reference}
+    fails(another.format("keys '. with"), lambda: restore(folder, 1, whole, keys=np.arange(4 + me)))
+    fails(another.format("dtype"), lambda: restore(folder, 1, whole, dtype="bfloat16" if me else None))
+    place = {"partitioner": by_low_bits} if me else {}
+    fails(another.format("shards of 0 to 63"), lambda: kvjax.reshard(table.refresh(), everywhere(), **place).version)
+    assert_is(table.refresh(), reference)
     save(folder, 2, {"t": table, "r": reference}, cursor="c")
     later, other = kvjax.get_table("q", **OPTIONS), kvjax.get_table("s", **OPTIONS, mesh=everywhere())
     for number in (3, 4):

@@ -169,7 +169,8 @@ inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, const
                                 ApplyPlan& plan, InitialRows initial) {
   plan.updates.reserve(keys.n + 1);
   plan.shared_sum.resize(static_cast<size_t>(spec_.dim));
-  plan.recent = Recent::Of(keys, plan.change, in_.admission.changes_others());
+  plan.recent = Recent::Of(keys, plan.change, in_.admission.changes_others(),
+                           in_.admission.shares() ? &spec_.admission.shared_key : nullptr);
   if (plan.attach && !plan.layout.empty()) {
     plan.new_slots = in_.store.MakeSlots(plan.layout, plan.change.entering());
   }

@@ -15,13 +15,15 @@ namespace kvjax {
 class Recent {
  public:
   /// Takes all memory for a step that gives or updates the rows of `keys`, and removes those that leave.
-  /// `unadmitted`: whether the row that keys without one share may change.
-  static Recent Of(KeySpan keys, const Change& change, bool unadmitted) {
+  /// `unadmitted`: whether what keys without a row read may change; `shared`: the key whose row they share,
+  /// or nullptr. It may be asked for by itself.
+  static Recent Of(KeySpan keys, const Change& change, bool unadmitted, const uint64_t* shared) {
     Recent recent;
     recent.keys_.assign(keys.data, keys.data + keys.n);
     for (const auto& [reason, rows] : change.leaving) {
       for (const KeyRow& r : rows) recent.keys_.push_back(r.key);
     }
+    if (shared != nullptr) recent.keys_.push_back(*shared);
     recent.unadmitted_ = unadmitted;
     return recent;
   }
