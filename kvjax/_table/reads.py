@@ -25,9 +25,6 @@ from kvjax._values.key_width import x64_enabled
 from kvjax._values.missing import Missing, missing_row
 from kvjax._values.slot_layout import parse_type
 
-"""What keys without a row read as, see `Reads.lookup`."""
-
-
 H = TypeVar("H", bound=Handle)
 
 

@@ -148,8 +148,8 @@ def restore_all(
 
     chain, restores = together(place, None, "restore", at_first)
     digest = chain.catalog.digest
-    said = {"cursor": cursor, "keys": _keys_said(how.keys)} | {name: getattr(how, name) for name in _PLAIN}
-    said["dtype"] = None if how.dtype is None else str(np.dtype(how.dtype))
+    said = {"cursor": cursor, "keys": _keys_said(how.keys), "dtype": repr(how.dtype)}
+    said |= {name: getattr(how, name) for name in _PLAIN}
     together(place, None, "restore", lambda: None, {"checkpoint": digest} | said)  # of two steps each may see another
     try:
         each_together(place, "restore", {name: each.processes for name, each in restores.items()}, one)

@@ -239,6 +239,7 @@ def share(old: Path, new: Path) -> None:
         os.link(old, new)
     except OSError:
         shutil.copyfile(old, new)
+        flush(new)  # as the file that would have been linked is
 
 
 def give(mapped: MappedFile, old: Path, new: Path) -> None:
