@@ -8,11 +8,14 @@ failure of one is one of all.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from kvjax._keys.keys import Keys
@@ -27,6 +30,7 @@ from kvjax._sharded.exchange import owners
 from kvjax._sharded.space import prepare_proposed
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varies, varying_like
+from kvjax.ffi import host
 
 Writer = Callable[..., jax.Array]
 """A function of `kvjax._ops.writes`: (spec, op, phase, version, batch, **options)."""
@@ -115,12 +119,22 @@ def _write_everywhere(static: Any, version: Any, keys: Any, values: Any) -> Any:
             return _write_part(writer, spec, op, dict(options), version, part, values, status)
 
         whole = PartitionSpec()
-        operands = (version, copies.checksum(placement, [words, *flat]), words, *flat)
+        sum_ = copies.checksum(placement, [words, *flat, _number_of(spec, op, options)])
+        operands = (version, sum_, words, *flat)
         return (), (mesh.on_mesh(placement, local, [whole] * len(operands), whole, operands),)
 
     words = None if keys is None else keys.words
     return mesh.auto(spec, op, run, (), version, words, *values)[1][0]
 
+
+def _number_of(spec: TableSpec, op: str, options: Any) -> np.uint32:
+    """A number of a call without its arrays, ``()`` uint32, the same in all processes that make the same call."""
+    said = _OF_PROCESS.sub("", json.dumps([spec.name, op, options]))
+    return np.uint32(host.digest(np.frombuffer(said.encode(), np.uint8)) & 0xFFFFFFFF)
+
+
+_OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|#[0-9]+")
+"""What a policy's text says of a function of the user's by which it differs between processes."""
 
 _everywhere, _numbered_everywhere = jax.jit(_write_everywhere, static_argnums=0), recent_programs(_write_everywhere)
 

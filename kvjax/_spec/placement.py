@@ -150,3 +150,22 @@ class Placement:
                 "partitioner(keys, num_shards) returns the shard of each key"
             )
         return owners
+
+
+def described(placement: Placement | None) -> dict[str, Any] | None:
+    """Where rows are, as far as processes can compare it: of a partitioner, the shards that it gives to some keys."""
+    if placement is None:
+        return None
+    devices = [device.id for device in placement.mesh.devices.flat]
+    try:
+        shards = None if placement.partitioner is None else placement.owners(np.arange(_PROBES)).tolist()
+    except ValueError as error:  # which the operation comes to, where the others hear of it
+        shards = str(error)
+    return {
+        "devices": devices, "axes": list(placement.axes), "replicated": placement.replicated,
+        "shards of 0 to 63": shards,
+    }  # fmt: skip
+
+
+_PROBES = 64
+"""Keys whose shards are compared."""

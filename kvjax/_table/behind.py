@@ -2,13 +2,13 @@
 
 Such a table is known by a slot, so it needs no memory of its transform, also after a restore. Whether its rows are
 behind is seen where they are copied out. Where they are not, it is enough that they have been trained since it was seen
-that none is.
+that none is, and that is kept by moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from jax.core import Tracer
@@ -57,12 +57,25 @@ def warn_of_lookup(table: Handle) -> None:
 
 def found_behind(table: Handle, rows: Exported) -> str:
     """How many rows are behind, in words; empty if none is. Rows are those of now, with slots."""
-    if not len(rows):
+    if not len(rows) or LAST_STEP not in rows.slots:
+        note_caught_up(table.spec)
         return ""
-    found = behind_in_words(rows.slots[LAST_STEP], rows.has_slots) if LAST_STEP in rows.slots else ""
+    found = behind_in_words(rows.slots[LAST_STEP], rows.has_slots, _steps_since(table.spec, rows))
     if not found:
         note_caught_up(table.spec)
     return found
+
+
+def _steps_since(spec: TableSpec, rows: Exported) -> int:
+    """Steps of the table, as its calls have numbered them, in which none of these rows was trained: all may be of one
+    step, and still be behind."""
+    if not rows.has_slots.any():
+        return 0
+    noted = PROCESS.caught_up.get(spec.name)
+    newest = int(rows.versions[rows.has_slots].max())
+    if noted is not None:
+        newest = max(newest, noted.last_step)
+    return max(rows.last_step - newest, 0)
 
 
 def warn_if_found_behind(table: Handle, op: str, rows: Exported) -> None:
@@ -89,6 +102,28 @@ def note_caught_up(spec: TableSpec) -> None:
     PROCESS.caught_up[spec.name] = _trained(spec)
 
 
+def note_loaded(spec: TableSpec, caught_up: bool) -> None:
+    """Forgets what was known of the rows before, once others are loaded of which it is known or not."""
+    if caught_up:
+        note_caught_up(spec)
+    else:
+        PROCESS.caught_up.pop(spec.name, None)
+
+
+def note_moved(spec: TableSpec, behind: bool) -> None:
+    """Goes on to know of rows what was known, once they are in other shards, which count from 0.
+
+    Args:
+      spec: of the table from then on.
+      behind: whether they might be before.
+    """
+    noted = PROCESS.caught_up.get(spec.name)
+    if not behind:
+        note_caught_up(spec)
+    elif noted is not None:
+        PROCESS.caught_up[spec.name] = noted._replace(distinct=-1)
+
+
 class OneStepCheck:
     """Whether rows that are loaded into a table are all of one step, said of some at a time.
 
@@ -112,6 +147,14 @@ class OneStepCheck:
         return self._so_far
 
 
-def _trained(spec: TableSpec) -> tuple[Any, ...]:
-    """What changes with every step that has a key, and when the table is made anew."""
-    return (PROCESS.births.get(spec.name), sum(spec.host.stats(spec.name, i)["distinct"] for i in spec.originals))
+class _Trained(NamedTuple):
+    """How far a table has been trained: what changes with every step."""
+
+    distinct: int
+    last_step: int
+
+
+def _trained(spec: TableSpec) -> _Trained:
+    stats = [spec.host.stats(spec.name, i) for i in spec.originals]
+    distinct, steps = ([one[name] for one in stats] for name in ("distinct", "last_step"))
+    return _Trained(sum(distinct), max(steps, default=0))

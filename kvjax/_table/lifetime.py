@@ -47,8 +47,7 @@ def drop(name: str) -> None:
             raise fail(KeyError, name, "drop_table", "a table of this name", "none", mend)
         PROCESS.first_versions[name] = PROCESS.specs[name].host.drop(name)
         spec = PROCESS.specs.pop(name)
-        if name in PROCESS.traced:
-            PROCESS.outlived.add(hash(spec))
+        _note_outlived(spec)
         PROCESS.births.pop(name, None)
         PROCESS.caught_up.pop(name, None)
         PROCESS.of_modules.pop(name, None)
@@ -56,6 +55,12 @@ def drop(name: str) -> None:
         forget_failures(name)
         forget(name)
     _clear_programs()
+
+
+def _note_outlived(spec: TableSpec) -> None:
+    """Counts a table that goes, if programs were made for it."""
+    if spec.name in PROCESS.traced:
+        PROCESS.outlived.add(hash(spec))
 
 
 def _clear_programs() -> None:
@@ -106,6 +111,10 @@ def replace(spec: TableSpec, op: str, version: int, staged: Any) -> None:
                 spec.host.drop(spec.name, op)
                 raise
         PROCESS.specs[spec.name] = spec
+        if old != spec:
+            _note_outlived(old)
+            PROCESS.outlived.discard(hash(spec))
+    _clear_programs()
 
 
 def _check_folder(spec: TableSpec, op: str) -> None:

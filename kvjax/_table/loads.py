@@ -14,7 +14,7 @@ from kvjax._formats.source import Source
 from kvjax._sharded.processes import allgather, together
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
-from kvjax._table.behind import OneStepCheck, note_caught_up
+from kvjax._table.behind import OneStepCheck, note_loaded
 from kvjax._table.contents import check_capacity, sum_of_hashes
 from kvjax._table.handle import Handle, version_leaf, version_on_host
 from kvjax._values.errors import fail, level_of_user
@@ -155,8 +155,7 @@ def prepare_load(table: H, rows: Callable[[], Loading]) -> Callable[[], H]:
 
     def commit() -> H:
         (version,) = {spec.host.commit_load(part) for part in filled.prepared}
-        if filled.caught_up:
-            note_caught_up(spec)
+        note_loaded(spec, filled.caught_up)
         return table.at(version_leaf(spec, version))
 
     return commit

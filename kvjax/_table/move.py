@@ -10,9 +10,11 @@ import numpy as np
 
 from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather, together
+from kvjax._spec.placement import described
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_backend
 from kvjax._table import contents, lifetime, loads
+from kvjax._table.behind import may_be_behind, note_loaded, note_moved
 from kvjax._table.handle import Handle, check_spec, live_version, version_on_host
 from kvjax._values.snapshot import Snapshot
 
@@ -64,43 +66,35 @@ def prepare_move(
     old = table.spec
     group = old.placement or spec.placement
 
-    def begin() -> tuple[int, Any]:
+    def begin() -> tuple[int, bool, Any]:
         check_backend(spec, op)
         check_spec(table, op)
         live_version(old)  # waits for all that has been started, and not only for what this handle needs
         version = version_on_host(table, op)
         own = old.originals if once else old.kept
-        return version, None if rows is not None else contents.snapshot(old, version, True, own)
+        mine = None if rows is not None else contents.snapshot(old, version, True, own)
+        return version, may_be_behind(table), mine
 
-    def stage() -> Any:
-        staged = lifetime.stage(spec, op, behind)
+    def stage() -> tuple[Any, bool]:
+        staged = lifetime.stage(spec, op, newest)
         given = loads.checked(spec, brought if rows is None else rows)
         filled = loads.fill(spec, given, lambda i, head: spec.host.begin_staged(staged, i, head))
         for part in filled.prepared:
             spec.host.commit_load(part)
-        return staged
+        return staged, filled.caught_up
 
-    version, mine = together(group, spec.name, op, begin, {"from": _where(old), "to": _where(spec)})
-    behind = int(allgather(group, np.uint32(version)).max())
+    places = {"placement": described(old.placement), "new placement": described(spec.placement)}
+    version, behind, mine = together(group, spec.name, op, begin, places)
+    newest, behind = (int(x) for x in allgather(group, np.array([version, behind], np.uint32)).max(0))
     brought = mine if bring is None else bring(mine)
-    staged = together(group, spec.name, op, stage)
+    staged, caught_up = together(group, spec.name, op, stage)
 
     def commit() -> jax.Array:
         lifetime.replace(spec, op, version, staged)
+        if rows is None:
+            note_moved(spec, bool(behind))
+        else:
+            note_loaded(spec, caught_up)
         return live_version(spec)
 
     return Prepared(version, commit)
-
-
-def _where(spec: TableSpec) -> dict[str, Any] | None:
-    """Where rows are, as far as processes can compare it: of a partitioner, the shards that it gives to some keys."""
-    at = spec.placement
-    if at is None:
-        return None
-    devices = [device.id for device in at.mesh.devices.flat]
-    shards = None if at.partitioner is None else at.owners(np.arange(_PROBES)).tolist()
-    return {"devices": devices, "axes": list(at.axes), "replicated": at.replicated, "shards of 0 to 63": shards}
-
-
-_PROBES = 64
-"""Keys whose shards are compared."""

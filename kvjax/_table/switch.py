@@ -20,6 +20,11 @@ from kvjax._values.snapshot import Snapshot
 _ROWS = 1 << 16  # at once
 
 
+def same_slots(held: dict[str, str], slots: dict[str, str]) -> bool:
+    """Whether a table whose rows have the slots `held` can go on with `slots`, in this order, as it is."""
+    return not held or list(held.items()) == list(slots.items())
+
+
 def kept_slots(layout: SlotLayout, held: dict[str, str]) -> list[str]:
     """The slots that the optimizer of a layout goes on with: those of the same name, dtype and shape.
 

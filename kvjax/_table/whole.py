@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, NoReturn, Self, overload
 
+import jax
 import numpy as np
 from jax.core import Tracer
 
+from kvjax._sharded.processes import together
 from kvjax._sharded.writes import clear
 from kvjax._table import contents, loads
 from kvjax._table.behind import check_none_behind, may_be_behind, warn_if_found_behind
@@ -22,9 +24,9 @@ from kvjax._table.merges import merged
 from kvjax._table.move import move
 from kvjax._table.newest import of_newest
 from kvjax._table.stats import Stats, stats_of
-from kvjax._table.switch import switched
+from kvjax._table.switch import same_slots, switched
 from kvjax._training.refusals import of_table
-from kvjax._training.rowwise import Transform, as_rowwise
+from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.numbers import is_integer
@@ -241,14 +243,25 @@ class Whole(Handle):
           >>> kvjax.drop_table("doc_switch")
         """
         check_on_host(self, "switch_optimizer")
-        rowwise, version = as_rowwise(tx), version_to_write(self, "switch_optimizer")
-        with of_table(self.name, "switch_optimizer"):
-            layout = rowwise.layout(self.dim)
-        before = contents.snapshot(self.spec, version_on_host(self, "switch_optimizer"), True, self.spec.originals)
-        if list(before.slot_types.items()) in ([], list(layout.type_texts.items())):
+        op, placement = "switch_optimizer", self.spec.placement
+
+        def begin() -> tuple[Rowwise, jax.Array, dict[str, str], Snapshot]:
+            rowwise, version = as_rowwise(tx), version_to_write(self, op)
+            with of_table(self.name, op):
+                slots = rowwise.layout(self.dim).type_texts
+            before = contents.snapshot(self.spec, version_on_host(self, op), True, self.spec.originals)
+            if not same_slots(before.slot_types, slots):
+                check_none_behind(self, op, before.slot_types, before.rows)
+            return rowwise, version, slots, before
+
+        def end() -> tuple[bool, Snapshot | None]:
+            stays = same_slots(before.slot_types, slots)
+            return stays, None if stays else switched(self.name, rowwise, before)
+
+        rowwise, version, slots, before = together(placement, self.name, op, begin)
+        stays, after = together(placement, self.name, op, end, {"slots": slots})
+        if stays:
             return self
-        check_none_behind(self, "switch_optimizer", before.slot_types, before.rows)
-        after = switched(self.name, rowwise, before)
         return self.at(clear(self.spec, version, "clear_slots")) if after is None else self.load(after)
 
     def to(self, storage: Storage) -> Self:

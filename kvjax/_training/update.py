@@ -120,20 +120,31 @@ def lowered(
 
     facts: whether it takes facts about rows.
     """
+    rows = _Rows(spec.name, spec.dim, spec.dtype, spec.rounding, spec.constraint)
     if not state and not extra:
-        return _lowered_alone(spec, rowwise, facts, x64_enabled())
-    return _lowered(spec, rowwise, state, extra, facts)
+        return _lowered_alone(rows, rowwise, facts, x64_enabled())
+    return _lowered(rows, rowwise, state, extra, facts)
+
+
+class _Rows(NamedTuple):
+    """What of a table goes into a program. The rest, such as its engine, is not kept alive by one."""
+
+    name: str
+    dim: int
+    dtype: str
+    rounding: str
+    constraint: Any
 
 
 @functools.lru_cache(maxsize=256)
-def _lowered_alone(spec: TableSpec, rowwise: Rowwise, facts: bool, x64: bool) -> Lowered | None:
+def _lowered_alone(spec: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> Lowered | None:
     """Of a transform without globals, which is the same in all calls."""
     with jax.ensure_compile_time_eval():
         return _lowered(spec, rowwise, (), {}, facts)
 
 
 def _lowered(
-    spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool
+    spec: _Rows, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool
 ) -> Lowered | None:
     layout = rowwise.layout(spec.dim)
     functions = update_of(rowwise, spec.dim, extra, spec.constraint)
@@ -151,7 +162,7 @@ def _lowered(
 class _Trace:
     """The two jaxprs of an update on the way to instructions."""
 
-    def __init__(self, spec: TableSpec, layout: SlotLayout):
+    def __init__(self, spec: _Rows, layout: SlotLayout):
         self.spec, self.low = spec, Lowering(spec.dim)
         self.value = Field(VALUE, spec.dtype, spec.dim)
         self.slots = [self._slot(i, t) for i, t in enumerate(layout.types)]

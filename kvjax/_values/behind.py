@@ -35,14 +35,15 @@ def warn_behind(name: str, op: str, rows: str = "may be behind", mend: str = _ME
     )
 
 
-def behind_in_words(last: np.ndarray, has_slots: np.ndarray) -> str:
-    """How many rows are behind the newest, in words; empty if none is.
+def behind_in_words(last: np.ndarray, has_slots: np.ndarray, since: int = 0) -> str:
+    """How many rows are behind, in words; empty if none is.
 
     Args:
       last: ``(n,)``, the slot of that name.
       has_slots: ``(n,)`` bool.
+      since: steps since the newest of the rows was trained.
     """
-    missed = np.max(last, initial=0, where=has_slots) - np.where(has_slots, last, 0)
+    missed = since + np.max(last, initial=0, where=has_slots) - np.where(has_slots, last, 0)
     if not missed.any():
         return ""
     return f"are behind ({np.count_nonzero(missed)} of {len(missed)}, by up to {missed.max()} steps)"

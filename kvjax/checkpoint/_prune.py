@@ -1,12 +1,17 @@
-"""Pruning of rows that are not all in memory."""
+"""Pruning of rows that are not all in memory, and what a rule asks, in words."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
 from kvjax._formats.source import Source, ranges, row_bytes
 from kvjax._values.exported import ROW_COLUMNS, Exported
-from kvjax._values.prune import Prune, PruneReport, norms_of
+from kvjax._values.integers import as_bits
+from kvjax._values.prune import Prune, PruneLike, PruneReport, norms_of
+from kvjax.checkpoint._format import digest
+from kvjax.checkpoint._rules import name_of
 
 
 def kept(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:
@@ -28,3 +33,20 @@ def kept(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:
     passing = np.logical_and.reduce([np.ones(rows.num_rows, bool), *asked.values()])
     report = rule.reported(asked, norms, sum(map(row_bytes, rows.types.values())), **whole)
     return rule.chosen(passing, **whole), report
+
+
+def in_words(prune: PruneLike) -> str | None:
+    """What a rule asks, the same text for the same rule; None if it asks nothing. Of keys it has their digest, of a
+    predicate the name."""
+    rule = prune if isinstance(prune, Prune) else Prune(predicate=prune)
+    given = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+    words: list[str] = []
+    for name, value in given.items():
+        if name == "keep" and value is not None:
+            keys = np.unique(as_bits(value, "Prune(keep=)").reshape(-1).view(np.uint64))
+            words.append(f"keep={digest(keys.view(np.uint8))}")
+        elif name == "predicate" and value is not None:
+            words.append(f"predicate={name_of(value)}")
+        elif value is not None and value is not False:
+            words.append(f"{name}={value if value is True else float(value)}")
+    return ", ".join(words) or None

@@ -15,6 +15,7 @@ from kvjax._keys.keys import KeysLike
 from kvjax._process import PROCESS
 from kvjax._sharded.processes import together
 from kvjax._spec.options import Options
+from kvjax._spec.placement import described
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table import loads
@@ -101,7 +102,8 @@ class Restore:
 
     def open(self) -> None:
         """Looks at what was saved of the table, and checks it; nothing changes."""
-        self.saved = together(self.placement, self.name, "restore", self._open)
+        said = {"placement": described(self.placement)}
+        self.saved = together(self.placement, self.name, "restore", self._open, said)
 
     def prepare(self, cursor: bool = False) -> None:
         """Makes the table, if there is none, reads its rows, and gets them ready; nothing else changes.

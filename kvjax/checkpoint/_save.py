@@ -22,6 +22,7 @@ from kvjax.checkpoint._cursors import agreed, cursor_at, finished, key_of, movin
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import begin
 from kvjax.checkpoint._other_copies import warn_of_other_copies
+from kvjax.checkpoint._prune import in_words
 from kvjax.checkpoint._stored import Stored
 from kvjax.checkpoint._write import freeze, savers, write
 
@@ -134,7 +135,7 @@ def copied(
     """What this process has of tables to save below `directory`; a cursor is on its way there."""
     place = everyone()
 
-    def at_first() -> dict[str, Table]:
+    def at_first() -> tuple[dict[str, Table], str | None]:
         if cursor is not None and since is not None and cursor != since:
             raise ValueError(
                 "kvjax: save: want cursor= for all rows or since= for a delta, which moves its cursor, got "
@@ -145,10 +146,10 @@ def copied(
                 "kvjax: save: want all rows in a checkpoint that deltas build on, got prune=; leave out the cursor, or "
                 "use kvjax.checkpoint.prune on the checkpoint"
             )
-        return named(tables)
+        return named(tables), None if prune is None else in_words(prune) or "none"
 
-    how = {"cursor": cursor, "since": since, "prune": prune is not None}
-    given = together(place, None, "save", at_first, how)
+    given, rule = together(place, None, "save", at_first, {"cursor": cursor, "since": since})
+    together(place, None, "save", lambda: None, {"prune": rule})
     if not given:
         warnings.warn(
             "kvjax: save: want tables, got none, so the checkpoint is empty; give kvjax.orbax.split(state)[1] of a "

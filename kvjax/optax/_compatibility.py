@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvjax._training.catch_up import catching_up
+from kvjax._training.catch_up import catching_up_of
 from kvjax._training.coupling import Coupling, coupling_of
 from kvjax._training.rowwise import CatchUp, Rowwise, Transform, as_rowwise
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, leaves_by_shape
@@ -229,7 +229,7 @@ def _conserves(least: float, most: float) -> bool:
 
 def _catches_up(rowwise: Rowwise) -> bool:
     try:
-        catching_up(rowwise.tx, "catch_up")
+        catching_up_of(rowwise.tx, "catch_up", 0)
     except (TypeError, ValueError):  # it has no closed form, or wants more than gradients
         return False
     return not isinstance(rowwise, CatchUp)

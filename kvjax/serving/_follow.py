@@ -15,12 +15,13 @@ from kvjax._values.integers import as_int64
 from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import take
 from kvjax.checkpoint import Chain, ChainRows
+from kvjax.checkpoint._prune import in_words
 from kvjax.serving._contents import initial_row, of_chain, unseen
 from kvjax.serving._folder import file_of, write_files
 from kvjax.serving._format import share
 from kvjax.serving._frozen import FrozenTable
 from kvjax.serving._info import write_info
-from kvjax.serving._pruned import followed, in_words
+from kvjax.serving._pruned import followed
 from kvjax.serving._release import Release
 from kvjax.serving._write import stays, write_whole
 

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
-
 from kvjax._values.errors import fail
-from kvjax._values.integers import as_bits
 from kvjax._values.prune import Prune, PruneLike
-from kvjax.checkpoint._format import digest
-from kvjax.checkpoint._rules import name_of
 
 _OF_ALL = {
     "max_age": "rows that have not changed grow older, too",
@@ -48,19 +41,3 @@ def _has_own_name(predicate: object) -> bool:
     objects have."""
     bound = getattr(predicate, "__self__", None) is not None or getattr(predicate, "__closure__", None)
     return not bound and "<" not in getattr(predicate, "__qualname__", "<lambda>")
-
-
-def in_words(rule: Prune) -> str | None:
-    """What a rule asks, the same text for the same rule; None if it asks nothing. Of keys it has their digest, of a
-    predicate the name."""
-    given = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
-    words: list[str] = []
-    for name, value in given.items():
-        if name == "keep" and value is not None:
-            keys = np.unique(as_bits(value, "Prune(keep=)").reshape(-1).view(np.uint64))
-            words.append(f"keep={digest(keys.view(np.uint8))}")
-        elif name == "predicate" and value is not None:
-            words.append(f"predicate={name_of(value)}")
-        elif value is not None and value is not False:
-            words.append(f"{name}={value if value is True else float(value)}")
-    return ", ".join(words) or None

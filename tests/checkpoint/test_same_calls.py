@@ -92,7 +92,7 @@ def other_calls(folder):
     said = raised(ValueError, lambda: save(bad, [a]) if me else restore(f"{folder}/one", {"a": a}))
     assert "got operation 'restore' in process 0 and operation 'save' in process 1" in said
     said = raised(ValueError, lambda: kvjax.reshard(a.refresh(), everywhere() if me else None))
-    assert "got new devices None in process 0" in said
+    assert "got new placement None in process 0" in said
     print("done")
 
 

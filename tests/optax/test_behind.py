@@ -65,6 +65,31 @@ def test_rows_that_are_behind_are_said_to_be(make, tmp_path):
         table.clear_slots()
 
 
+@pytest.mark.cpu_table
+@pytest.mark.parametrize("swept", [False, True])
+def test_steps_without_any_key_leave_all_rows_behind(swept, make, tmp_path):
+    """Also where a sweep was before, which leaves no trace in the rows, and where the table moves meanwhile."""
+    tx, no_rows = catch_up(optax.sgd(1.0, momentum=0.5)), kvjax.SparseRows(np.zeros(0, np.int64), jnp.ones((0, 2)))
+    table, state = make(2), tx.init(2)
+    table, state = table.apply(tx, kvjax.SparseRows(np.array([7, 8]), jnp.ones((2, 2))), state)
+    if swept:
+        table, state = table.apply(tx, no_rows, state)
+        table = sweep(table, state, tx)
+    table = table.to(kvjax.storage.Mmap(tmp_path))
+    assert len(table.export()) == 2  # of which none is behind
+    for steps in (1, 2):
+        table, state = table.apply(tx, no_rows, state)
+        with pytest.warns(UserWarning, match=rf"are behind \(2 of 2, by up to {steps} steps"):
+            table.export()
+        with pytest.raises(ValueError, match=rf"rows of now, got some that are behind \(2 of 2, by up to {steps}"):
+            table.switch_optimizer(optax.sgd(1.0))
+        table = table.to(kvjax.storage.Host())
+    table = sweep(table, state, tx).to(kvjax.storage.Mmap(tmp_path))
+    table.export(), table.lookup([7])
+    with pytest.warns(UserWarning, match="slots kept"):
+        table.switch_optimizer(optax.sgd(1.0))
+
+
 @slow
 @pytest.mark.parametrize("place", ["one", "4"])
 def test_a_state_that_is_older_than_its_rows(place, make, places):

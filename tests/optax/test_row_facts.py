@@ -130,3 +130,14 @@ def test_verdicts():
         assert kvjax.optax.check_compatibility(optax.chain(tx, optax.sgd(0.1)), 4).verdict == verdict
     chained = optax.chain(scale_by_cowclip(), optax.adam(0.1))
     assert kvjax.optax.check_compatibility(chained, 4).verdict == "lazy"
+
+
+@slow
+def test_a_transform_of_facts_that_cannot_do_without_them():
+    def update(grads, state, params=None, *, row_facts=None, **extra):
+        return grads / jnp.maximum(row_facts.occurrences, 1)[..., None], state
+
+    tx = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    assert kvjax.optax.check_compatibility(optax.chain(tx, optax.sgd(0.1)), 4).verdict == "equal"
+    found = kvjax.optax.check_compatibility(optax.chain(tx, optax.adam(0.1)), 4)
+    assert found.verdict == "lazy" and "catch_up has no closed form of it" in found.mend

@@ -10,6 +10,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from jax.experimental import multihost_utils
@@ -116,7 +117,21 @@ def both(folder):
     fails(another.format("dtype"), lambda: restore(folder, 1, whole, dtype="bfloat16" if me else None))
     place = {"partitioner": by_low_bits} if me else {}
     fails(another.format("shards of 0 to 63"), lambda: kvjax.reshard(table.refresh(), everywhere(), **place).version)
+    place = {"mesh": everywhere()} if me else {"mesh": everywhere(), "partitioner": by_low_bits}
+    fails(another.format("placement"), lambda: restore(folder, 1, {"t": "elsewhere"}, **place))
+    if "elsewhere" in kvjax.tables():
+        kvjax.drop_table("elsewhere")
+    prune = kvjax.Prune(min_frequency=1 + me)
+    fails(another.format("prune 'min_frequency=1"), lambda: kvjax.checkpoint.save(f"{folder}/x", [table], prune=prune))
+    for call in (lambda t: t.restrict(8 + me), lambda t: t.evict(kvjax.evict.MaxAge(3 + me)),
+                 lambda t: t.evict(kvjax.evict.MaxAge(3)) if me else t.restrict(8)):  # fmt: skip
+        fails(differ, lambda call=call: call(table.refresh()).version)
+    old = table.refresh()
+    table, reference = (each.upsert(KEYS[:1], np.ones((1, 3))) for each in (old, reference))
+    stale = "stale" if me else "a failure in process 1 .*stale"
+    fails(stale, lambda: (old if me else table).switch_optimizer(optax.adam(0.1)).version)
     assert_is(table.refresh(), reference)
+    left_behind()
     save(folder, 2, {"t": table, "r": reference}, cursor="c")
     later, other = kvjax.get_table("q", **OPTIONS), kvjax.get_table("s", **OPTIONS, mesh=everywhere())
     for number in (3, 4):
@@ -124,6 +139,22 @@ def both(folder):
         table, reference, other, later = (trained(each, batches(2, number)) for each in tables)
         save(folder, number, {"t": table, "r": reference, "s": other, "q": later}, delta_since="c")
     print("done")
+
+
+def left_behind():
+    """Rows of one step, all that a process has, may be behind those of another process."""
+    table, tx = kvjax.get_table("lazy", dim=1, mesh=everywhere()), kvjax.optax.catch_up(optax.sgd(1.0, momentum=0.5))
+    table, state = table.apply(tx, kvjax.SparseRows(kvjax.keys(np.arange(8)), jnp.ones((8, 1))), tx.init(1))
+    of_first = np.flatnonzero(table.spec.placement.owners(np.arange(8)) == 0)
+    table, state = table.apply(tx, kvjax.SparseRows(kvjax.keys(of_first), jnp.ones((len(of_first), 1))), state)
+    if jax.process_index():
+        with pytest.warns(UserWarning, match=r"behind \((\d) of \1, by up to 1 steps"):
+            table.export()
+    else:
+        table.export()
+    found = "behind" if jax.process_index() else "failure in process 1 .*behind"
+    fails(found, lambda: table.switch_optimizer(optax.sgd(1.0)).version)
+    kvjax.drop_table("lazy")
 
 
 @slow

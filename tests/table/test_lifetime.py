@@ -3,14 +3,18 @@
 import functools
 import gc
 import os
+import weakref
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import kvjax
 from kvjax._process import PROCESS
 from kvjax._table import lifetime
+from tests.support.engines import Memory
 from tests.support.marks import slow
 
 
@@ -43,6 +47,30 @@ def test_programs_of_dropped_tables_are_cleared(cleared):
     assert not cleared
     make_and_drop(range(7), dim=2)
     assert cleared == [0, 0, 0]
+
+
+def test_programs_of_places_that_tables_have_left_are_cleared(cleared, tmp_path):
+    table = kvjax.get_table("lifetime", dim=1)
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+        jax.eval_shape(lambda table: table.contains(1), table)
+        table = table.to(kvjax.storage.Mmap(tmp_path / str(number)))
+    kvjax.drop_table("lifetime")
+    assert cleared == [0]
+
+
+@pytest.mark.cpu_table
+def test_an_engine_goes_with_its_table_and_the_programs_of_that():
+    engine = Memory()
+    gone = weakref.ref(engine)
+    table = kvjax.get_table("lifetime", dim=2, storage=kvjax.storage.External(engine))
+    table, _ = table.apply(optax.sgd(0.1), kvjax.SparseRows(np.array([1]), jnp.ones((1, 2))))
+    jax.block_until_ready(table.version)
+    kvjax.drop_table("lifetime")
+    del engine, table
+    jax.clear_caches()
+    gc.collect()
+    assert gone() is None
 
 
 def test_tables_without_programs_cost_others_nothing(cleared):

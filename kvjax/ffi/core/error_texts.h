@@ -409,9 +409,9 @@ inline Error MovedError(std::string_view table, std::string_view op) {
 
 /// Operands that differ between devices that must have the same.
 inline Error DifferError(std::string_view table, std::string_view op) {
-  return MakeError(ErrorCode::kInvalidArgument, table, op, "the same keys and values on every device",
-                   "others on some devices",
-                   "processes give equal arrays, or their parts of one by "
+  return MakeError(ErrorCode::kInvalidArgument, table, op,
+                   "the same call with the same keys and values on every device", "others on some devices",
+                   "processes make the same calls and give equal arrays, or their parts of one by "
                    "jax.make_array_from_process_local_data; copies of a table along an axis want what is "
                    "gathered over it, or shard_map with check_vma=True, where kvjax does it");
 }
