@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import jax
@@ -333,6 +334,7 @@ def _inspect(table: Handle, op: str, keys: Any) -> tuple[jax.Array, jax.Array, j
     return reads.inspect(table.spec, op, version_to_read(table, op), keys_for(table, keys, op))
 
 
+@functools.partial(jax.jit, inline=True)  # outside of jit one program, where there would be one for each line
 def _integers(words: jax.Array) -> jax.Array:
     """``(..., 2)`` words of int64 as integers of the widest type that JAX has now."""
     if x64_enabled():

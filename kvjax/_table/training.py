@@ -17,6 +17,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_together
 from kvjax._table.handle import Handle, after_write, version_to_write
 from kvjax._table.refused import watch
+from kvjax._table.table_update import TableUpdate
 from kvjax._table.view import check_can_catch_up
 from kvjax._training.apply import PlannedStep, apply, check, end, plan
 from kvjax._training.rowwise import CatchUp, Rowwise
@@ -28,6 +29,12 @@ H = TypeVar("H", bound=Handle)
 
 def check_gradient(table: Handle, rowwise: Rowwise, grads: Any, state: Any) -> None:
     """Raises what the training write would for these gradients and globals, before anything is written."""
+    if isinstance(getattr(grads, "given", None), TableUpdate):
+        raise fail(
+            TypeError, table.name, "apply", "SparseRows", "the update that another partition has made of them",
+            "one partition, the last of a chain, updates all tables; it takes transforms of each by name "
+            "(tables={name: tx}), and what wraps steps, as kvjax.optax.accumulate does, takes it as an argument",
+        )  # fmt: skip
     check(table.spec, rowwise, grads, state)
     if grads.table not in (None, table.name):
         raise fail(

@@ -34,6 +34,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
       `grads`: the distinct keys in order of first occurrence, then padding with count 0 and zero rows.
 
     Raises:
+      TypeError: these are no gradients of a table.
       ValueError: the rows differ in width or belong to several tables; there are no gradients; or one does not have a
         row for each key.
       ValueError, jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.canary`).
@@ -44,6 +45,10 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
       >>> np.asarray(g.keys).tolist(), g.counts.tolist(), g.rows[:, 0].tolist()
       ([7, 9, 0], [2, 1, 0], [2.0, 1.0, 0.0])
     """
+    if isinstance(scale, SparseRows):
+        raise fail(
+            TypeError, None, "merge", "one SparseRows, or a list of them", "two arguments", "kvjax.merge([a, b])"
+        )
     parts: list[Any] = list(grads) if isinstance(grads, (list, tuple)) else [grads]
     for part in parts:
         if not isinstance(part, SparseRows):

@@ -19,6 +19,7 @@ from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.combiners import Combiner
+from kvjax._values.errors import fail
 from kvjax.flax._common import LayerOptions, checked, feature_of, learns_default, resolve_table
 
 # So that ``nn.Module.tabulate``, which prints parameters and inputs as YAML, can show them.
@@ -34,6 +35,12 @@ class _TableModule(LayerOptions, nn.Module):
         assert scope is not None
         if not self.has_variable("params", "table"):
             # The model's key and not this module's, which differs between two modules that name one table.
+            if "params" not in scope.root.rngs:
+                raise fail(
+                    ValueError, str(getattr(self.table, "name", self.table)), op,
+                    'variables with its table, under "params"', "none",
+                    "give apply what init has returned, and the updates made of it",
+                )  # fmt: skip
             rng = LazyRng.create(scope.root.rngs["params"]).rng
             return self.param("table", lambda _: resolve_table(self, op, rng, scope.root))
         table = checked(self, op, self.get_variable("params", "table"))

@@ -31,9 +31,6 @@ T = TypeVar("T")
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
 
 
-"""What the count of a `PartitionState` stops at."""
-
-
 class PartitionState(NamedTuple):
     """State of `partition`.
 
@@ -110,6 +107,7 @@ def partition(
     keeps = on_refused == "keep"
     dense = optax.with_extra_args_support(dense)
     choose = chooser(tables)
+    _check_tables(tables)
 
     def init(params: Any) -> Any:
         leaves, _ = jax.tree.flatten(params, is_leaf=is_table)
@@ -123,6 +121,7 @@ def partition(
         return CommitState(jnp.zeros((), jnp.uint32), state) if keeps else state
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        _check_state(state, CommitState if keeps else PartitionState)
         refused, state = state if keeps else (None, state)
         check_params(params, "partition")
         _check_same_tree(params, updates)
@@ -232,6 +231,27 @@ def _check_same_tree(params: Any, grads: Any) -> None:
     if want != got:
         mend = "give what kvjax.grad gives for them"
         raise fail(ValueError, None, "partition", f"gradients in the tree of the parameters, {want}", f"{got}", mend)
+
+
+def _check_state(state: Any, want: type) -> None:
+    if not isinstance(state, want):
+        raise fail(
+            TypeError, None, "partition", f"its own state, a {want.__name__}", f"{type(state).__name__}",
+            "give what init(params) or the last update of this transform returned; a chain takes that of the chain",
+        )  # fmt: skip
+
+
+def _check_tables(tables: Any) -> None:
+    """Whether tables can be given transforms by this; what it is for each is seen when they are."""
+    if isinstance(tables, Mapping):
+        for name, tx in tables.items():
+            _of_rows(name, tx)
+    elif hasattr(tables, "update") or not callable(tables):
+        try:
+            as_rowwise(tables)
+        except TypeError as error:
+            said = str(error).removeprefix("kvjax: rowwise: ")
+            raise TypeError(f"kvjax: partition, tables: {said}") from None
 
 
 def _check_names(tables: Any, names: list[str]) -> None:

@@ -222,6 +222,9 @@ def test_params_that_do_not_fit_the_layer_are_refused():
     params = Net().init(jax.random.key(0), KEYS)["params"]
     with pytest.raises(ValueError, match="want features=4"):
         Net(features=8).apply({"params": params}, KEYS)
+    for without in ({}, {"params": {}}):
+        with pytest.raises(ValueError, match=r"'t', Embed: want variables with its table.*give apply what init"):
+            Net().apply(without, KEYS)
     dense, _ = kvjax.orbax.split(params)
     with pytest.raises(TypeError, match=r"want a kvjax.Table in params, got TableRef\('t'\); .*combine"):
         Net().apply({"params": dense}, KEYS)

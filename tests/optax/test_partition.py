@@ -211,6 +211,22 @@ def test_what_reads_parameters_behind_partition_is_an_error(behind, make):
         jax.eval_shape(tx.update, grads, tx.init(params), params)
 
 
+def test_what_is_no_state_and_no_gradient_of_a_partition_is_said(make):
+    params, tx = {"t": make(2), "w": jnp.ones(2)}, kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))
+    grads = {"t": kvjax.SparseRows(np.array([1]), jnp.ones((1, 2))), "w": jnp.ones(2)}
+    for state in (None, (tx.init(params),), optax.adam(0.1).init({"w": jnp.ones(2)})):
+        with pytest.raises(TypeError, match=rf"its own state, a PartitionState, got {type(state).__name__}; give what"):
+            tx.update(grads, state, params)
+    twice = optax.chain(tx, tx)
+    with pytest.raises(TypeError, match="the update that another partition has made of them; one partition"):
+        jax.eval_shape(twice.update, grads, twice.init(params), params)
+    for tables in (0.1, {"t": 0.1}):
+        with pytest.raises(TypeError, match=r"partition.* want an optax transform, got 0.1"):
+            kvjax.optax.partition(dense=optax.sgd(1.0), tables=tables)
+    with pytest.raises(TypeError, match=r"got two arguments; kvjax.merge\(\[a, b\]\)"):
+        kvjax.merge(grads["t"], grads["t"])
+
+
 def test_rowwise_checks_its_arguments():
     with pytest.raises(ValueError, match="count"):
         kvjax.optax.rowwise(optax.sgd(0.1), count="bogus")
