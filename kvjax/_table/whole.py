@@ -21,7 +21,6 @@ from kvjax._table.handle import (
     wait,
 )
 from kvjax._table.merges import merged
-from kvjax._table.move import move
 from kvjax._table.newest import of_newest
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.switch import same_slots, switched
@@ -32,7 +31,6 @@ from kvjax._values.exported import Exported
 from kvjax._values.numbers import is_integer
 from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import Snapshot
-from kvjax.storage import Storage
 
 
 class Whole(Handle):
@@ -263,42 +261,6 @@ class Whole(Handle):
         if stays:
             return self
         return self.at(clear(self.spec, version, "clear_slots")) if after is None else self.load(after)
-
-    def to(self, storage: Storage) -> Self:
-        """Moves the live table into another storage, with all that belongs to it: rows, slots, frequencies, versions,
-        pins, counts of admission and its sink. Not inside ``jit``.
-
-        Older handles are stale: put the new one in their place, for instance into ``params``. Programs are compiled
-        again, the counts of `stats` begin at 0, and memory that was reserved beyond ``capacity`` is not moved. During
-        the move the table takes its memory twice. In several processes, all call this together.
-
-        Args:
-          storage: one of `kvjax.storage`.
-
-        Returns:
-          The live handle.
-
-        Raises:
-          TypeError: it is none of these.
-          RuntimeError: this handle is stale, or there is no backend for the storage. As with all errors, the table
-            stays as it was.
-          ValueError: the storage cannot hold such a table.
-          MemoryError: the table does not fit there.
-
-        Example:
-          >>> import kvjax, numpy as np, tempfile
-          >>> table = kvjax.get_table("doc_to", dim=1).upsert(np.arange(4), np.ones((4, 1)))
-          >>> with tempfile.TemporaryDirectory() as folder:
-          ...     table = table.to(kvjax.storage.Mmap(folder))
-          >>> len(table), table.to(kvjax.storage.Host()).lookup(3).tolist()
-          (4, [1.0])
-          >>> kvjax.drop_table("doc_to")
-        """
-        check_on_host(self, "to")
-        if not isinstance(storage, Storage):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
-            raise fail(TypeError, self.name, "to", "one of kvjax.storage", repr(storage), "see kvjax.storage")
-        spec = dataclasses.replace(self.spec, storage=storage)
-        return type(self)(move(self, spec, "to"), spec)
 
     def reserve(self, n: int) -> Self:
         """Reserves memory for n rows in all, so that the table need not grow before it has that many.

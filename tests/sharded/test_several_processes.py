@@ -254,6 +254,14 @@ def two(folder):
         fails("none|a failure in another process", lambda: table.to(kvjax.storage.Mmap(folder + "none" * me)).version)
     table = table.refresh().to(kvjax.storage.Host())
     assert_is(table, reference)
+    fails("name 'fork0' in process 0 and name 'fork1' in process 1|another process", lambda: table.copy(f"fork{me}"))
+    taken = {"fork": kvjax.get_table("fork", dim=3)} if me else {}
+    fails("no table has, got 'fork'" if taken else "failure in process 1 .*'fork'", lambda: table.copy("fork"))
+    if taken:
+        kvjax.drop_table("fork")
+    fork = table.copy("fork")
+    assert_is(trained(fork, batches(2, 1)), trained(reference.copy("other"), batches(2, 1)))
+    kvjax.drop_table("fork"), kvjax.drop_table("other")
     alone = kvjax.reshard(table, None)
     same_rows(alone.export(slots=True), reference.export(slots=True))
     table = kvjax.reshard(alone, everywhere())
