@@ -23,6 +23,7 @@ from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike, PyTree
 from kvjax._values.combiners import Combiner
+from kvjax._values.errors import fail
 from kvjax.flax._common import LayerOptions, feature_of, learns_default, resolve_table
 
 __all__ = ["Embed", "EmbedBag", "grad", "value_and_grad"]
@@ -71,6 +72,11 @@ class _TableModule(nnx.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "table" and isinstance(value, (Table, FrozenReadable)):
             param: nnx.Param[Any] = self.table
+            dim = getattr(param.get_value(), "dim", value.dim)
+            if value.dim != dim:
+                mend = "for rows of another width make another layer"
+                op = f"{type(self).__name__}.table"
+                raise fail(ValueError, value.name, op, f"a table of dim={dim}, as the layer has", f"{value.dim}", mend)
             param.set_value(value)  # without its Param, no state would have the table
         else:
             super().__setattr__(name, value)

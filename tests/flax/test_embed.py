@@ -195,6 +195,8 @@ def test_nnx_takes_the_handle_of_a_write(tmp_path):
     layer.table = layer.table[...].upsert([7], np.ones((1, 2)))
     assert layer.table is param and len(nnx.state(layer, nnx.Param)["table"][...]) == 1
     np.testing.assert_array_equal(layer(kvjax.keys([7])), [[1, 1]])
+    with pytest.raises(ValueError, match=r"Embed.table: want a table of dim=2, as the layer has, got 3"):
+        layer.table = kvjax.get_table("wider", dim=3)
     with pytest.raises(TypeError, match=r"layer\.table = table"):
         layer.table[...] = layer.table[...]
     layer.table = kvjax.serving.FrozenTable.write(tmp_path / "f", layer.table[...]).as_jax()

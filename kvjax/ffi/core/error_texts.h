@@ -26,9 +26,10 @@ inline Error VersionError(std::string_view table, std::string_view op, uint32_t 
       ErrorCode::kFailedPrecondition, table, op, "the live handle (version " + std::to_string(live) + ")",
       "a stale one (version " + std::to_string(version) + ")",
       "use the Table that the last write returned, as an argument of the jitted function, or "
-      "table.refresh(); a read that must come before a write is ordered by table.after(x). Where "
-      "the table was made anew since, by another init or after drop_table, its rows are others: "
-      "init again, outside of jit");
+      "table.refresh(), which has the rows of now (older ones, as a deepcopy would have, are those of "
+      "a checkpoint or of Table.copy); a read that must come before a write is ordered by table.after(x). "
+      "Where the table was made anew since, by another init or after drop_table, its rows are others: init "
+      "again, outside of jit");
 }
 
 /// Keys that JAX may have cut, for a table that has longer ones.
