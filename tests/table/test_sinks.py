@@ -92,7 +92,7 @@ def test_a_sink_that_calls_the_table_gets_an_error_and_no_deadlock(make):
         len(table)
 
     table.on_evict(sink)
-    with pytest.raises(REFUSED, match="one from the sink or score function"):
+    with pytest.raises(REFUSED, match="one from that function, which is a sink"):
         jax.block_until_ready(table.restrict(3))
 
 

@@ -304,8 +304,9 @@ inline Error WrittenError(std::string_view table, std::string_view op) {
 
 /// A call from inside the user's function that the table waits for.
 inline Error UserCodeError(std::string_view table, std::string_view op) {
-  return MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
-                   "one from the sink or score function that it has called",
+  return MakeError(ErrorCode::kFailedPrecondition, table, op,
+                   "a call once the user's function that it waits for has returned",
+                   "one from that function, which is a sink, a score function or an engine",
                    "use the rows that the function is given");
 }
 
