@@ -24,7 +24,7 @@ def copied():
 
 
 @pytest.mark.parametrize("mesh_of", few([None, 4, "replicated"], 0))
-@pytest.mark.parametrize("admit", few([kvjax.admit.MinCount(3, unadmitted=7), kvjax.admit.Sketch(3, halve_every=4)], 0))
+@pytest.mark.parametrize("admit", few([kvjax.admit.MinCount(3), kvjax.admit.Sketch(3, halve_every=4)], 0))
 def test_both_go_on_as_the_table_would(mesh_of, admit, make, mesh, copied, promotion):
     place = {} if mesh_of is None else {"mesh": mesh(4), "replicated": mesh_of == "replicated"}
     options = {"dim": 3, "admit": admit, "initializer": kvjax.initializers.normal(0.1), "seed": 5} | place
