@@ -54,8 +54,10 @@ class FrozenTable(FrozenReads):
       >>> kvjax.drop_table("doc_frozen")
     """
 
-    def __init__(self, path: Path, mapped: MappedFile, released: bool = False) -> None:
+    def __init__(self, path: Path, mapped: MappedFile | None = None, released: bool = False) -> None:
         """For `open` and `write`, and for what is of a release, whose files never change."""
+        if mapped is None:
+            raise TypeError("kvjax: FrozenTable: want FrozenTable.open(path), got FrozenTable(path)")
         super().__init__(mapped)
         self.path, self._mapped, self._released, self.error = path, mapped, released, mapped.description.error
 

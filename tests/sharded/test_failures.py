@@ -40,7 +40,7 @@ def test_a_table_that_is_dropped_while_it_is_read(mesh):
         kvjax.drop_table("dropped")
         for read in rows:
             try:
-                jax.block_until_ready(read)
+                np.testing.assert_array_equal(read[:, 0], np.arange(4096) < 99)
             except FAILED as error:
                 assert "want a table of this name on this platform" in str(error)
 

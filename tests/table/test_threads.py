@@ -38,7 +38,7 @@ def test_a_step_is_whole_to_other_threads(make):
     table = make(32)
     keys = kvjax.keys(np.arange(100_000))
     table = jax.block_until_ready(train(table, keys))
-    torn, stop = [], threading.Event()
+    torn, seen, stop = [], set(), threading.Event()
 
     def watch():
         while not stop.is_set():
@@ -47,20 +47,23 @@ def test_a_step_is_whole_to_other_threads(make):
                 rows = handle.export()
             except REFUSED:
                 continue  # a step has begun since
+            seen.add(int(rows.freqs[0]))
             trained = rows.values[:, 0] == -rows.freqs
             if not trained.all():
                 torn.append(trained.mean())
 
     thread = threading.Thread(target=watch)
     thread.start()
-    for _ in range(15):
+    steps = 1
+    while steps < 16 or (len(seen) < 3 and steps < 1000):  # until it has looked in between
         table = train(table, keys)
+        steps += 1
         time.sleep(0.001)
     table = jax.block_until_ready(table)
     stop.set()
     thread.join()
-    assert not torn
-    assert (table.export().values == -16).all()
+    assert not torn and len(seen) >= 3
+    assert (table.export().values == -steps).all()
 
 
 @slow
