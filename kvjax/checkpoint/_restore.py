@@ -20,6 +20,7 @@ from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table import loads
 from kvjax._table.contents import check_capacity
+from kvjax._table.handle import version_on_host
 from kvjax._table.merges import merged
 from kvjax._table.move import prepare_move
 from kvjax._table.registry import check_same, drop_table, get_or_make
@@ -120,6 +121,7 @@ class Restore:
             return table.refresh()
 
         table = together(self.placement, self.name, "restore", live)
+        self._ready = table.spec, version_on_host(table, "restore")
         merge = self.how.merge and self.table is not None
         if self.drawn and not merge and not self.how.own_initializer and table.spec.seed != saved.meta["seed"]:
             spec = dataclasses.replace(table.spec, seed=saved.meta["seed"])
@@ -140,6 +142,15 @@ class Restore:
             raise fail(
                 ValueError, spec.name, "restore", "a table with the admission that was saved beside cursor=",
                 f"{spec.admit}", "save it whole, with a cursor",
+            )  # fmt: skip
+
+    def check(self) -> None:
+        """Whether the table is still as `prepare` has found it, and so `commit` will do: nobody may write meanwhile."""
+        spec, version = self._ready
+        if {spec.host.version(spec.name, shard) for shard in spec.shards} != {version}:
+            raise fail(
+                RuntimeError, spec.name, "restore", "a table that nobody writes meanwhile", "a write of another thread",
+                "wait for it, and begin again; no table has changed",
             )  # fmt: skip
 
     def commit(self) -> Table:

@@ -153,6 +153,7 @@ def restore_all(
     together(place, None, "restore", lambda: None, {"checkpoint": digest} | said)  # of two steps each may see another
     try:
         each_together(place, "restore", {name: each.processes for name, each in restores.items()}, one)
+        together(place, None, "restore", lambda: [each.check() for each in restores.values()])
     except BaseException:
         for each in restores.values():
             each.undo()

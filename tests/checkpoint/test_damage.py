@@ -18,6 +18,7 @@ import kvjax
 from kvjax._formats import atomic
 from kvjax.checkpoint import Catalog, compact, diff, prune, save, verify
 from kvjax.checkpoint._format import CheckpointError
+from kvjax.checkpoint._restore import Restore
 from kvjax.serving import FrozenTable, Releases
 from tests.support import damages
 from tests.support.checkpoints import IDS, array_at, assert_equal, rewrite, trained
@@ -271,6 +272,22 @@ def test_a_refused_restore_changes_no_other_table(saved):
     with pytest.raises(ValueError, match="table 'good', restore: want one table of the checkpoint to load into it"):
         restore(folder / "3", {"good": None, "one": good})
     assert len(two) == 5 and len(good) == 0
+
+
+def test_a_write_of_another_thread_stops_the_restore_of_all_tables(saved, monkeypatch):
+    tables = restore(saved[0] / "1")
+    before = tables["one"].clear().upsert([9], np.ones((1, 2)))
+    prepare = Restore.prepare
+
+    def prepare_and_write(self, cursor=False):
+        prepare(self, cursor)
+        if self.name == "two":
+            tables["two"] = tables["two"].upsert([5], np.ones((1, 2)))
+
+    monkeypatch.setattr(Restore, "prepare", prepare_and_write)
+    with pytest.raises(RuntimeError, match="'two', restore: want a table that nobody writes meanwhile, got"):
+        restore(saved[0] / "1", tables | {"one": before})
+    assert before.export().keys.tolist() == [9] and tables["two"].contains(5)
 
 
 def test_everything_is_on_the_disk_before_the_step_is_listed(saved, monkeypatch):
