@@ -1,6 +1,7 @@
 """Reference for eviction: which rows of a dict a policy of kvjax.evict chooses."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -45,8 +46,10 @@ def chosen(policy, rows, step, needed):
         return {k for k, r in rows.items() if tests[kind](k, r)}
 
     def decayed(r):
-        age = max(step - r.version, 0)
-        return r.frequency if policy.half_life is None else r.frequency * 2.0 ** (-age / policy.half_life)
+        """Of numbers that are too small for a float, exponent and fraction."""
+        halvings = 0.0 if policy.half_life is None else max(step - r.version, 0) / policy.half_life
+        fraction, exponent = math.frexp(r.frequency * 2.0 ** -(halvings % 1.0))
+        return (exponent - math.floor(halvings), fraction) if fraction else (-math.inf, 0.0)
 
     orders = {
         "LeastRecent": lambda k, r: r.version,

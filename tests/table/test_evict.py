@@ -154,6 +154,16 @@ def occurrences(rows):
     return rows.freqs
 
 
+def test_frequencies_that_have_halved_for_ages_keep_their_order(make):
+    """Those of before 1,100 half-lives would all be 0 as floats."""
+    table = make(1)
+    for key in range(20):
+        table = train(table, [key], step=1000 + 1000 * key)
+    table = train(table, [99], step=200_000)
+    table = table.evict(evict.LeastFrequent(10, half_life=10.0))
+    assert sorted(table.export().keys.tolist()) == [*range(10, 20), 99]
+
+
 def test_a_number_evicts_ahead(make):
     table = make(1, max_capacity=8, on_full="evict", evict=evict.LeastRecent(4))
     for key in range(9):

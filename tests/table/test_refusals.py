@@ -22,7 +22,7 @@ WRONG = {
     "partition": (lambda t: kvjax.optax.partition("x", SGD), "partition: want an optax transform"),
     "tables": (
         lambda t: kvjax.optax.partition(SGD, "x").init({"t": t}),
-        "table 'table[0-9]+', partition: want an optax transform, got 'x'",
+        "partition, tables: want an optax transform, got 'x'",
     ),
     "a function of names": (
         lambda t: kvjax.optax.partition(SGD, lambda name: None).init({"t": t}),

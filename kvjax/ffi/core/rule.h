@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvjax/ffi/core/exp2.h"
+#include "kvjax/ffi/core/decay.h"
 #include "kvjax/ffi/core/portable.h"
 #include "kvjax/ffi/core/row.h"
 
@@ -71,10 +71,9 @@ struct Rule {
     if (kind == Kind::kRecent) return static_cast<uint64_t>(header.version) ^ kSign;
     if (kind == Kind::kFrequent) {
       if (half_life <= 0.0) return header.frequency;
-      // Halved for every half-life since the row was written; the bits sort as the number does.
+      // Halved for every half-life since the row was written.
       const int64_t age = Age(header, step);
-      const double halvings = static_cast<double>(age > 0 ? age : 0) / half_life;
-      return std::bit_cast<uint64_t>(static_cast<double>(header.frequency) * Exp2(-halvings));
+      return DecayedOrder(header.frequency, static_cast<double>(age > 0 ? age : 0) / half_life);
     }
     const auto bits = std::bit_cast<uint64_t>(score == 0.0 ? 0.0 : score);
     return (bits & kSign) != 0 ? ~bits : bits | kSign;
