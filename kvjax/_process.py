@@ -19,10 +19,12 @@ class OfModule(NamedTuple):
     Attributes:
       drawn: whether the table's seed was drawn, as nobody had said one.
       model: a weak reference to what all layers of the model have in common in that ``init``, or what gives None.
+      layer: the same of the layer, if it holds its table itself.
     """
 
     drawn: bool
     model: Callable[[], Any] = lambda: None
+    layer: Callable[[], Any] = lambda: None
 
 
 class Process:

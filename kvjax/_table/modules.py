@@ -6,7 +6,8 @@ import dataclasses
 import inspect
 import warnings
 import weakref
-from typing import Any
+from collections.abc import Set
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax.core import Tracer
 
 from kvjax._ops.notices import if_compiled
 from kvjax._process import PROCESS, OfModule
+from kvjax._spec.options import ENTRIES
 from kvjax._spec.spec import TableSpec
 from kvjax._table import lifetime
 from kvjax._table.handle import live_version, version_leaf
@@ -24,7 +26,21 @@ from kvjax._values.errors import BETWEEN, fail
 from kvjax.ffi import host
 
 
-def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool, model: Any = None) -> Table:
+class Maker(NamedTuple):
+    """Who makes a table, as far as it is known.
+
+    Attributes:
+      model: what all layers of the model have in common in this ``init`` and in no other, or None.
+      layer: the layer, if it holds its table itself, or None.
+    """
+
+    model: Any
+    layer: Any
+
+
+def init_table(
+    name: str, given: Arguments, said: Set[str], rng: Any, op: str, reuse: bool, maker: Maker
+) -> Table:  # fmt: skip
     """The table of a module that is initialized.
 
     One that an earlier ``init`` made is made anew, unless it has never been written and is what is asked for: so two
@@ -35,10 +51,11 @@ def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool, mode
     Args:
       name: of the table.
       given: the arguments of `kvjax.get_table`.
+      said: those that the user has given; of a table that is taken as it is, the others may be as they are.
       rng: a JAX key, from which and from the name the seed is made if none is given; None for one of the name alone.
       op: the layer, for errors.
       reuse: whether to go on with the rows of a table that lives.
-      model: what all layers of the model have in common in this ``init`` and in no other, if there is such a thing.
+      maker: who initializes.
 
     Returns:
       The handle for ``params``.
@@ -53,11 +70,11 @@ def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool, mode
         given = dataclasses.replace(given, seed=_seed(name, rng))
     seeded = drawn and rng is not None
     if known is None:
-        return _of_its_own_seed(_make(asked(name, given, None), drawn, model), op, seeded and tracing)
+        return _of_its_own_seed(_make(asked(name, given, None), drawn, maker), op, seeded and tracing)
     if not reuse and not tracing and name in PROCESS.of_modules:
-        return _make_anew(known, asked(name, given, None), drawn, model)
+        return _make_anew(known, asked(name, given, None), drawn, maker)
     given = dataclasses.replace(given, seed=known.seed) if drawn else given
-    spec, birth = asked(name, given, known), PROCESS.births[name]
+    spec, birth = _as_said(asked(name, given, known), said, known), PROCESS.births[name]
     if tracing and not reuse:
         table = Table(version_leaf(spec, birth if spec == known else (birth - 1) % 2**32), spec)
         return _of_its_own_seed(table, op, seeded)
@@ -71,6 +88,11 @@ def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool, mode
             "that are there; kvjax.drop_table(name) first begins without them",
         )  # fmt: skip
     return table
+
+
+def _as_said(spec: TableSpec, said: Set[str], known: TableSpec) -> TableSpec:
+    """What is asked for, and where nothing is said what is known."""
+    return dataclasses.replace(spec, **{name: getattr(known, name) for name in ENTRIES if name not in said})
 
 
 def _of_its_own_seed(table: Table, op: str, notice: bool) -> Table:
@@ -87,23 +109,28 @@ def _of_its_own_seed(table: Table, op: str, notice: bool) -> Table:
     )
 
 
-def _make(spec: TableSpec, drawn: bool, model: Any) -> Table:
+def _make(spec: TableSpec, drawn: bool, maker: Maker) -> Table:
     check_same(spec, lifetime.create(spec))
-    PROCESS.of_modules[spec.name] = _made_by(drawn, model)
+    PROCESS.of_modules[spec.name] = _made_by(drawn, maker)
     return live(spec)
 
 
-def _made_by(drawn: bool, model: Any) -> OfModule:
-    return OfModule(drawn) if model is None else OfModule(drawn, weakref.ref(model))
+def _made_by(drawn: bool, maker: Maker) -> OfModule:
+    return OfModule(drawn, *(_nothing if x is None else weakref.ref(x) for x in maker))
 
 
-def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, model: Any) -> Table:
+def _nothing() -> None:
+    return None
+
+
+def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, maker: Maker) -> Table:
     table = Table(live_version(known), known)
     written = int(table.version) != PROCESS.births[spec.name]
     if not written and spec == known:
-        PROCESS.of_modules[spec.name] = _made_by(drawn, model)
+        PROCESS.of_modules[spec.name] = _made_by(drawn, maker)
         return table
-    if model is not None and PROCESS.of_modules[spec.name].model() is model:
+    before = PROCESS.of_modules[spec.name]
+    if maker.model is not None and before.model() is maker.model:
         raise fail(
             ValueError, spec.name, "init", "all layers of a model that name it to give the same options",
             f"one that differs from an earlier one: {spec.differences(known)}",
@@ -115,8 +142,14 @@ def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, model: Any) -> Ta
             "its handles from before are stale. To go on with its rows, give the layer reuse=True or the Table; for "
             "shapes alone, jax.eval_shape(net.init, ...) touches no table"
         )
+    elif not written and before.layer() is not None:
+        _warn(
+            f"kvjax: table {spec.name!r}, init: made anew for a layer that differs ({spec.differences(known)}); that "
+            "of before has a stale handle. Layers that share a table are one module, or have the same options and "
+            "rngs, or are given the Table. Where a model takes the place of another, nothing is to be done"
+        )
     lifetime.drop(spec.name)
-    return _make(spec, drawn, model)
+    return _make(spec, drawn, maker)
 
 
 def _warn(text: str) -> None:

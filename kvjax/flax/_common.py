@@ -11,7 +11,7 @@ from kvjax._lookup.feature import Feature
 from kvjax._lookup.readable import FrozenReadable, Readable
 from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding
-from kvjax._table.modules import init_table
+from kvjax._table.modules import Maker, init_table
 from kvjax._table.registry import Arguments, get_table, tables
 from kvjax._table.table import Table
 from kvjax._values.bags import check_combiner
@@ -47,7 +47,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def resolve_table(layer: LayerOptions, op: str, rng: Any, model: Any = None) -> Table:
+def resolve_table(layer: LayerOptions, op: str, rng: Any, model: Any = None, holder: Any = None) -> Table:
     """The table of a layer that is initialized: the one that was given, or the one of that name, made if need be.
 
     An option that is None is one that was not given.
@@ -57,6 +57,7 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any, model: Any = None) -> 
       op: what the layer is called, for errors.
       rng: the JAX key of the model, or None.
       model: what all layers of the model that is initialized have in common, if there is such a thing.
+      holder: the layer, if it holds the table itself.
     """
     table, features = layer.table, layer.features
     if not isinstance(table, (str, Table)):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
@@ -73,7 +74,7 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any, model: Any = None) -> 
         return checked(layer, op, table if isinstance(table, Table) else _existing(table, op))
     scaled = normal(features**-0.5) if is_integer(features) and features > 0 else 0.0  # else get_table says what it is
     made: dict[str, Any] = {"dim": features, "initializer": scaled, **options}
-    return init_table(table, Arguments(**made), rng, op, bool(layer.reuse), model)
+    return init_table(table, Arguments(**made), set(options), rng, op, bool(layer.reuse), Maker(model, holder))
 
 
 S = TypeVar("S", bound=Readable)

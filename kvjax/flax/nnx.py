@@ -66,7 +66,7 @@ class _TableModule(nnx.Module):
     def _begin(self, layer: _EmbedOptions) -> None:
         # What the table is called decides its seed, and not how often the stream has been asked.
         rng = None if layer.rngs is None else layer.rngs["params"].key.get_value()
-        self.table = nnx.Param(resolve_table(layer, type(self).__name__, rng))
+        self.table = nnx.Param(resolve_table(layer, type(self).__name__, rng, holder=self))
         self.dtype, self.pad_id, self.max_norm = layer.dtype, layer.pad_id, layer.max_norm
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,5 +1,7 @@
 """What a module's init makes: fresh tables, seeded by its key, and never one that has been trained."""
 
+import gc
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -94,9 +96,10 @@ def test_reuse_goes_on(init):
 @LAYERS
 def test_tables_made_by_hand_are_never_made_anew(init):
     options = {"dim": 4, "initializer": kvjax.initializers.normal(0.5)}
-    table = kvjax.get_table("t", **options, max_capacity=50)
-    with pytest.raises(ValueError, match="max_capacity None \\(not 50\\)"):
-        init()
+    table = kvjax.get_table("t", dim=4, max_capacity=50)
+    assert init().spec == table.spec  # by what the layer does not say it may be as it is
+    with pytest.raises(ValueError, match=r"got seed 5 \(not"):
+        init(seed=5)
     kvjax.drop_table("t")
     table = kvjax.get_table("t", **options)
     assert init().spec == table.spec
@@ -169,6 +172,18 @@ def test_an_init_that_is_traced_touches_no_live_table(program):
         with pytest.raises((ValueError, RuntimeError), match=r"stale.*init"):
             finished(stale.lookup(IDS))
     assert len(table) == 6  # it is as it was, and its handle is the live one
+
+
+def test_a_layer_whose_table_goes_to_another_is_told():
+    rngs = nnx.Rngs(0)
+    first = kvjax.flax.nnx.Embed("t", 4, rngs=rngs)
+    same = kvjax.flax.nnx.Embed("t", 4, rngs=rngs)
+    with pytest.warns(UserWarning, match=r"made anew for a layer that differs \(.*max_capacity 9 \(not None\)\)"):
+        other = kvjax.flax.nnx.Embed("t", 4, rngs=rngs, max_capacity=9)
+    assert other.table.get_value().spec.max_capacity == 9
+    del first, same, other
+    gc.collect()
+    kvjax.flax.nnx.Embed("t", 4, rngs=rngs)  # of which nobody is left
 
 
 @LAYERS
