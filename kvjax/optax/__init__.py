@@ -36,6 +36,7 @@ from kvjax.optax._joint import global_norm as global_norm
 from kvjax.optax._joint import joint as joint
 from kvjax.optax._partition import PartitionState as PartitionState
 from kvjax.optax._partition import partition as partition
+from kvjax.optax._rename import rename_tables as rename_tables
 from kvjax.optax._row_facts import RowNoiseState as RowNoiseState
 from kvjax.optax._row_facts import add_row_noise as add_row_noise
 from kvjax.optax._row_facts import mean_of_duplicates as mean_of_duplicates
@@ -58,9 +59,9 @@ __all__ = [
     "GapAdamState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState",
     "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
     "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl",
-    "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition", "rowwise",
-    "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss", "schedule_free_eval_params", "segments",
-    "sparse_group_ftrl", "sweep",
+    "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition",
+    "rename_tables", "rowwise", "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss",
+    "schedule_free_eval_params", "segments", "sparse_group_ftrl", "sweep",
 ]  # fmt: skip
 
 

@@ -13,12 +13,13 @@ from kvjax._table.view import CaughtUpView, check_can_catch_up
 from kvjax._training.catch_up import CatchUpRows as CatchUpRows
 from kvjax._training.catch_up import CatchUpState as CatchUpState
 from kvjax._training.catch_up import catching_up_of
+from kvjax._training.partitions import partitions
 from kvjax._training.replay import ReplayState
 from kvjax._training.rowwise import CatchUp, HasUpdate, Rowwise
 from kvjax._training.signature import is_of
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
-from kvjax.optax._partition import PartitionState, TableTx, over_tables
+from kvjax.optax._partition import TableTx, over_tables
 
 T = TypeVar("T")
 
@@ -208,11 +209,7 @@ def _state_of(table: Table, params: Any, state: Any) -> Any:
 
 def _held(table: Table, params: Any, state: Any) -> Any:
     """The state of the table's transform, None if there is none."""
-    found = [x for x in jax.tree.leaves(state, is_leaf=_is_partition) if _is_partition(x) and table.name in x.tables]
+    found = [x for x in partitions(state) if table.name in x.tables]
     if found:
         return found[0].tables[table.name]
     return state if is_table(params) else None
-
-
-def _is_partition(x: Any) -> bool:
-    return isinstance(x, PartitionState)

@@ -206,7 +206,8 @@ def _globals_of(table: Table, state: PartitionState) -> Any:
     if table.name not in state.tables:
         raise fail(
             ValueError, table.name, "partition", "its part of the optimizer's state",
-            f"a state of tables {sorted(state.tables)}", "init(params) makes the state of these parameters",
+            f"a state of tables {sorted(state.tables)}", "init(params) makes the state of these parameters, and for a "
+            "table that had another name kvjax.optax.rename_tables(state, {old: new}) has that of before",
         )  # fmt: skip
     return state.tables[table.name]
 

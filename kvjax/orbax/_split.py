@@ -14,6 +14,7 @@ from kvjax._keys.opaque import is_array
 from kvjax._lookup.readable import FrozenReadable, Readable
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
+from kvjax._training.partitions import with_table_names
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, meant
 from kvjax.orbax._like import fitted, in_the_form_of
@@ -142,8 +143,10 @@ def combine(
             ValueError, None, "combine", "like= with partial=True", "none", "give a new state of the model as it is now"
         )
     new: dict[str, Table] = {}
+    others = {name: table.name for name, table in given.items() if isinstance(table, Table) and table.name != name}
     if like is not None:
         form, own = split(like)
+        form = with_table_names(form, {other: name for name, other in others.items()})
         if partial:
             named = {table.name: table for table in given.values()}
             new = {name: table for name, table in own.items() if name not in named}
@@ -172,7 +175,8 @@ def combine(
         placed.add(x.name)
         return table if first else _with_own_leaf(table)
 
-    combined = _on_the_same_devices(jax.tree.map(put_back, state, is_leaf=_is_ref))
+    combined = jax.tree.map(put_back, with_table_names(state, others), is_leaf=_is_ref)
+    combined = _on_the_same_devices(combined)
     tables_of_it = [x for x in jax.tree.leaves(combined, is_leaf=is_table) if is_table(x)]
     warn_of_another_step(combined, {t.name: t for t in tables_of_it if t.name not in new})
     return combined

@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from jax.core import Tracer
 
 from kvjax._keys.steps import MOST_COUNTED
 from kvjax._table.table import Table
+from kvjax._training.partitions import partitions
 from kvjax._values.errors import level_of_user
 
 
@@ -21,8 +21,8 @@ def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
     A state that counts 0 is a new one, and has trained none. Nothing is known of tables that are not part of a
     `kvjax.optax.partition`.
     """
-    for part in jax.tree.leaves(state, is_leaf=_is_partition):
-        if not _is_partition(part) or isinstance(part.count, Tracer) or np.size(part.count) != 1:
+    for part in partitions(state):
+        if isinstance(part.count, Tracer) or np.size(part.count) != 1:
             continue
         count = int(np.asarray(part.count).item())
         if count >= MOST_COUNTED:  # where it stops, with steps of a clock that are greater
@@ -40,11 +40,6 @@ def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
             "it should be",
             stacklevel=level_of_user(),
         )
-
-
-def _is_partition(x: Any) -> bool:
-    # By its fields: adapters know nothing of each other.
-    return {"count", "tables"} <= set(getattr(x, "_fields", ())) and isinstance(x.tables, Mapping)
 
 
 def _last_step(table: Table) -> int | None:

@@ -11,6 +11,7 @@ from flax.training.train_state import TrainState
 import kvjax
 import kvjax.flax
 from tests.support.marks import few, slow
+from tests.support.tables import same_rows
 from tests.support.training import OPTIMIZERS, batches, dense_step, kv_step, loss_fn, rows_of, states, train_both, wide
 
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -225,6 +226,55 @@ def test_what_is_no_state_and_no_gradient_of_a_partition_is_said(make):
             kvjax.optax.partition(dense=optax.sgd(1.0), tables=tables)
     with pytest.raises(TypeError, match=r"got two arguments; kvjax.merge\(\[a, b\]\)"):
         kvjax.merge(grads["t"], grads["t"])
+
+
+SHARED = optax.chain(optax.scale_by_adam(), optax.scale_by_learning_rate(optax.linear_schedule(0.5, 0.0, 9)))
+
+
+@slow
+@pytest.mark.parametrize(
+    "rows", [SHARED, kvjax.optax.rowwise(optax.adam(0.1), count="global"), kvjax.optax.catch_up(SHARED)],
+    ids=["schedule", "global", "catch_up"],
+)  # fmt: skip
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_fork_goes_on_by_the_state_of_the_table(rows, every, make, request):
+    tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.adam(0.1), tables=rows), every)
+
+    def trained(params, state, steps):
+        for step in steps:
+
+            def loss(p, step=step):
+                return jnp.sum((p["t"].lookup([1, 2 + step]) * p["w"] - 1) ** 2)
+
+            grads = kvjax.grad(loss)(kvjax.optax.caught_up(params, state, rows))
+            updates, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    params = {"t": make(2, initializer=0.5), "w": jnp.ones(2)}
+    params, state = trained(params, tx.init(params), range(3))
+    request.addfinalizer(lambda: kvjax.drop_table("fork"))
+    fork = params | {"t": params["t"].copy("fork")}
+    with pytest.raises(ValueError, match=r"'fork', partition: want its part.*rename_tables\(state, \{old: new\}\)"):
+        tx.update(kvjax.grad(lambda p: jnp.sum(p["t"].lookup([1, 2]) * p["w"]))(fork), state, fork)
+    names = {params["t"].name: "fork"}
+    got, got_state = trained(fork, kvjax.optax.rename_tables(state, names), range(3, 6))
+    want, want_state = trained(params, state, range(3, 6))
+    same_rows(want["t"].snapshot().rows, got["t"].snapshot().rows)
+    np.testing.assert_array_equal(want["w"], got["w"])
+    jax.tree.map(np.testing.assert_array_equal, kvjax.optax.rename_tables(want_state, names), got_state)
+    with pytest.raises(ValueError, match="'other', rename_tables: want one of the state's tables"):
+        kvjax.optax.rename_tables(state, {"other": "fork"})
+    assert kvjax.optax.rename_tables(state, {}) is state
+
+
+def test_two_tables_of_a_state_keep_names_of_their_own(make):
+    params = {"a": make(2), "b": make(2)}
+    state = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0)).init(params)
+    one, other = (table.name for table in params.values())
+    assert set(kvjax.optax.rename_tables(state, {one: other, other: one}).tables) == {one, other}
+    with pytest.raises(ValueError, match="rename_tables: want one table of this name, got two"):
+        kvjax.optax.rename_tables(state, {one: other})
 
 
 def test_rowwise_checks_its_arguments():

@@ -142,6 +142,36 @@ def test_combine_without_a_template(tmp_path):
         kvjax.orbax.combine(restored["state"], restored["tables"], like=state.replace(params=params | {"x": 1.0}))
 
 
+def test_tables_under_other_names_take_their_part_of_the_optimizer_along(make, tmp_path):
+    tx = kvjax.optax.partition(
+        dense=optax.sgd(1.0), tables=lambda name: optax.sgd(optax.linear_schedule(1.0, 0.0, 9))
+    )  # whose count is of all rows
+
+    def step(state):
+        grads = kvjax.grad(lambda p: jnp.sum(p["t"].lookup(IDS)))(state["params"])
+        updates, opt = tx.update(grads, state["opt"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}
+
+    params = {"t": make(2)}
+    state = step(step({"params": params, "opt": tx.init(params)}))
+    dense, tables = kvjax.orbax.split(state)
+    old = params["t"].name
+    new = make(2, seed=params["t"].spec.seed)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        saved = {"state": ocp.args.StandardSave(dense), "tables": kvjax.orbax.TableSave(tables)}
+        manager.save(0, args=ocp.args.Composite(**saved))
+        manager.wait_until_finished()
+        want = step(state)["params"]["t"].lookup(IDS)
+        for template in (dense, None):
+            wanted = {"state": ocp.args.StandardRestore(template), "tables": kvjax.orbax.TableRestore({old: new})}
+            restored = manager.restore(0, args=ocp.args.Composite(**wanted))
+            fresh = {"params": {"t": new.refresh()}, "opt": tx.init({"t": new})}
+            like = None if template is not None else fresh
+            back = kvjax.orbax.combine(restored["state"], restored["tables"], like=like)
+            assert list(back["opt"].tables) == [new.name] and back["params"]["t"].name == new.name
+            np.testing.assert_array_equal(step(back)["params"]["t"].lookup(IDS), want)
+
+
 def test_a_part_of_a_state_in_the_form_of_another():
     table, new = (kvjax.get_table(f"partial_{i}", dim=2) for i in range(2))
     like = {"w": np.zeros(3), "b": np.ones(2), "t": table, "new": new}

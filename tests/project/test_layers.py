@@ -208,9 +208,9 @@ def test_public_names():
         "GapAdamState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState",
         "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
         "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl",
-        "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition", "rowwise",
-        "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss", "schedule_free_eval_params",
-        "segments", "sparse_group_ftrl", "sweep",
+        "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition",
+        "rename_tables", "rowwise", "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss",
+        "schedule_free_eval_params", "segments", "sparse_group_ftrl", "sweep",
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {
         "StatefulTables", "TableHandler", "TableRestore", "TableSave", "combine", "split",
