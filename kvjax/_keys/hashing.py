@@ -9,7 +9,7 @@ import numpy as np
 
 from kvjax._keys.shapes import check_salts
 from kvjax._values.arrays import HasArray
-from kvjax._values.integers import as_array, as_bits, salt_of
+from kvjax._values.integers import as_array, as_bits, check_no_mask, salt_of
 from kvjax._values.key_width import check_whole
 from kvjax.ffi import host
 
@@ -37,7 +37,8 @@ def hash_keys(items: HashedLike, salt: int | HasArray = 0) -> np.ndarray:
     Raises:
       TypeError: the items are not strings, bytes or integers; JAX may have cut them (see `kvjax.keys`); or they or the
         salt have more than 64 bits.
-      ValueError: the items are lists of different lengths, which are no array; or the salts do not broadcast to them.
+      ValueError: the items are lists of different lengths, which are no array; UTF-8 cannot hold one; or the salts do
+        not broadcast to them.
 
     Source:
       XXH64: Y. Collet, xxHash. The integer mixer is the finaliser of splitmix64.
@@ -50,6 +51,7 @@ def hash_keys(items: HashedLike, salt: int | HasArray = 0) -> np.ndarray:
       True
     """
     salts = as_bits(salt, "hash_keys, salt") if is_salts(salt) else salt_of(salt, "hash_keys")
+    check_no_mask(items, "hash_keys")
     check_whole(items, "hash_keys")
     array = as_array(items, "hash_keys")
     if array.dtype.kind not in "iu" and not isinstance(items, np.ndarray):
@@ -95,7 +97,13 @@ def _each(salts: int | np.ndarray, items: np.ndarray) -> int | np.ndarray:
 
 def _encode(item: object) -> bytes:
     if isinstance(item, str):
-        return item.encode()
+        try:
+            return item.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"kvjax: hash_keys: want text that UTF-8 can hold, got {item!r}; hash bytes of your choice, such as "
+                "text.encode('utf-8', 'surrogatepass')"
+            ) from None
     if isinstance(item, bytes):
         return item
     raise TypeError(

@@ -107,6 +107,12 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
             ValueError, spec.name, "load", f"{len(rows.keys)} rows in each column", f"{lengths}",
             "give what table.export() gives",
         )  # fmt: skip
+    newest = int(columns["versions"].max(initial=0))
+    if newest > rows.last_step:
+        raise fail(
+            ValueError, spec.name, "load", f"versions of at most last_step={rows.last_step}", f"{newest}",
+            "give last_step= the greatest, from which ages are counted",
+        )  # fmt: skip
     if slot_types is None and isinstance(given, Snapshot):
         slot_types = given.slot_types
     if slot_types is None:

@@ -14,6 +14,7 @@ from kvjax._table.loads import checked, load
 from kvjax._table.move import move
 from kvjax._table.whole import Whole
 from kvjax._values.errors import fail
+from kvjax._values.names import is_name
 from kvjax._values.snapshot import Snapshot
 from kvjax.storage import Storage
 
@@ -76,8 +77,8 @@ class Moves(Whole):
           that it reads.
 
         Raises:
-          TypeError: the name is no text, or the storage is none of these.
-          ValueError: there is a table of this name, or the engine of the storage is in use.
+          TypeError: the storage is none of these.
+          ValueError: the name is none; there is a table of this name, or the engine of the storage is in use.
           RuntimeError: this handle is stale.
           MemoryError: the copy does not fit; then there is none.
 
@@ -96,8 +97,9 @@ class Moves(Whole):
         spec = dataclasses.replace(self.spec, name=name, storage=storage or self.spec.storage)
 
         def begin() -> Snapshot:
-            if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
-                raise fail(TypeError, self.name, "copy", "a name", type(name).__name__, 'table.copy("other")')
+            if not is_name(name):
+                want = "a name in UTF-8 that is not empty"
+                raise fail(ValueError, self.name, "copy", want, repr(name), 'table.copy("other")')
             if PROCESS.spec_of(name) is not None:
                 mend = "give another name, or kvjax.drop_table(name) first"
                 raise fail(ValueError, self.name, "copy", "a name that no table has", repr(name), mend)

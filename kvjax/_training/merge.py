@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import words_in
@@ -49,6 +50,12 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
         raise fail(
             TypeError, None, "merge", "one SparseRows, or a list of them", "two arguments", "kvjax.merge([a, b])"
         )
+    number: Any = scale
+    if np.shape(number) != () or jnp.iscomplexobj(number):
+        raise fail(
+            ValueError, None, "merge", "one real number as scale=", f"{jnp.result_type(number)} {np.shape(number)}",
+            "scale each row before the merge: grads.replace(rows=grads.rows * weights[:, None])",
+        )  # fmt: skip
     parts: list[Any] = list(grads) if isinstance(grads, (list, tuple)) else [grads]
     for part in parts:
         if not isinstance(part, SparseRows):

@@ -8,6 +8,15 @@ from typing import Any
 import numpy as np
 
 
+def check_no_mask(ids: Any, where: str) -> None:
+    """Raises a TypeError for an array of NumPy's that masks some of its elements."""
+    if isinstance(ids, np.ma.MaskedArray) and np.ma.is_masked(ids):
+        raise TypeError(
+            f"kvjax: {where}: want all elements, got a masked array of NumPy, whose mask would be lost; give ids.data, "
+            "and mask=~np.ma.getmaskarray(ids) where masks are taken"
+        )
+
+
 def as_bits(ids: Any, where: str) -> np.ndarray:
     """The 64 bits of integers, exactly: -1 and 2**64 - 1 are the same.
 
@@ -22,11 +31,7 @@ def as_bits(ids: Any, where: str) -> np.ndarray:
       TypeError: they are not integers, or have more than 64 bits.
       ValueError: they are no array; or two that differ have the same bits.
     """
-    if isinstance(ids, np.ma.MaskedArray) and np.ma.is_masked(ids):
-        raise TypeError(
-            f"kvjax: {where}: want integers, got a masked array of NumPy, whose mask would be lost; give ids.data, and "
-            "mask=~np.ma.getmaskarray(ids) where masks are taken"
-        )
+    check_no_mask(ids, where)
     array = as_array(ids, where)
     if array.size == 0 and array.dtype.kind not in "iu":
         array = array.astype(np.int64)  # NumPy has given it the type of nothing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -45,6 +45,11 @@ class _TableModule(LayerOptions, nn.Module):
             return self.param("table", lambda _: resolve_table(self, op, rng, scope.root))
         table = checked(self, op, self.get_variable("params", "table"))
         return self.param("table", lambda _: table)
+
+    # What a call goes through: nn.tabulate shows the results of all methods that are called, and a Feature is no array.
+    @nn.nowrap
+    def _feature(self, keys: KeysLike | Prefetched, **others: Any) -> Feature:
+        return feature_of(self, self._table(), keys, **others)
 
 
 class Embed(_TableModule):
@@ -103,6 +108,7 @@ class Embed(_TableModule):
     pad_id: int | None = dataclasses.field(default=None, kw_only=True)
     max_norm: float | None = dataclasses.field(default=None, kw_only=True)
 
+    @nn.compact
     def __call__(
         self,
         keys: KeysLike | Prefetched,
@@ -122,7 +128,7 @@ class Embed(_TableModule):
         Returns:
           ``(..., features)``.
         """
-        return read(self.feature(keys, mask=mask, salt=salt, missing=missing), type(self).__name__)
+        return read(self._feature(keys, mask=mask, salt=salt, missing=missing), type(self).__name__)
 
     @nn.compact
     def feature(
@@ -156,9 +162,9 @@ class Embed(_TableModule):
         Returns:
           `kvjax.Feature`.
         """
-        return feature_of(
-            self, self._table(), keys, mask=mask, salt=salt, missing=missing, combiner=combiner, lengths=lengths,
-            segment_ids=segment_ids, num_segments=num_segments, weights=weights, empty=empty,
+        return self._feature(
+            keys, mask=mask, salt=salt, missing=missing, combiner=combiner, lengths=lengths, segment_ids=segment_ids,
+            num_segments=num_segments, weights=weights, empty=empty,
         )  # fmt: skip
 
 
@@ -187,6 +193,7 @@ class EmbedBag(_TableModule):
     max_norm: float | None = dataclasses.field(default=None, kw_only=True)
     empty: Literal["zeros", "learned"] = dataclasses.field(default="zeros", kw_only=True)
 
+    @nn.compact
     def __call__(
         self,
         keys: KeysLike | Prefetched,
@@ -214,7 +221,7 @@ class EmbedBag(_TableModule):
         Returns:
           ``(..., features)``, one row a bag.
         """
-        feature = self.feature(
+        feature = self._feature(
             keys, lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, mask=mask, weights=weights,
             salt=salt, missing=missing,
         )  # fmt: skip
@@ -250,10 +257,14 @@ class EmbedBag(_TableModule):
         Returns:
           `kvjax.Feature`.
         """
-        table, default, combiner = self._table(), None, self.combiner if combiner is None else combiner
+        return self._feature(
+            keys, lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, mask=mask, weights=weights,
+            salt=salt, missing=missing, combiner=combiner,
+        )  # fmt: skip
+
+    @nn.nowrap
+    def _feature(self, keys: KeysLike | Prefetched, *, combiner: Combiner | None = None, **others: Any) -> Feature:
+        table, default = self._table(), None
         if learns_default(self.empty, self.combiner, table):
             default = self.param("default", nn.initializers.zeros, (table.dim,), jnp.float32)
-        return feature_of(
-            self, table, keys, mask=mask, salt=salt, missing=missing, combiner=combiner,
-            lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, weights=weights, empty=default,
-        )  # fmt: skip
+        return feature_of(self, table, keys, combiner=combiner or self.combiner, empty=default, **others)

@@ -75,7 +75,7 @@ def test_what_cannot_be_copied_leaves_nothing(make, copied, monkeypatch):
     for call, kind, said in (
         (lambda: old.copy("copy"), RuntimeError, "stale"),
         (lambda: table.copy(table.name), ValueError, "copy: want a name that no table has"),
-        (lambda: table.copy(3), TypeError, "copy: want a name, got int"),
+        *((lambda name=name: table.copy(name), ValueError, "copy: want a name in UTF-8") for name in (3, "", "\ud800")),
         (lambda: table.copy("copy", storage="disk"), TypeError, "one of kvjax.storage"),
         (lambda: jax.jit(lambda t: t.copy("copy").version)(table), (TypeError, RuntimeError), "copy"),
     ):
