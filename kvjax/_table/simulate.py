@@ -75,9 +75,8 @@ def simulate(
       One result for each limit, in their order.
 
     Raises:
-      ValueError: a limit, the policy or the share is not possible.
-      jax.errors.JaxRuntimeError: a batch, or the sample of it, has more distinct keys than the limit of its table;
-        on a GPU it is a MemoryError.
+      ValueError: a limit, the policy or the share is not possible; or a batch, or the sample of it, has more distinct
+        keys than a limit has rows. (With `admit` that is a JaxRuntimeError of the table, on a GPU a MemoryError.)
       TypeError: `batches` has something other than keys.
       RuntimeError: a simulation is under way, as there is one at a time in a process.
 
@@ -105,6 +104,8 @@ def simulate(
             occurrences += len(words)
             mine = words if share == 1.0 else words[_buckets(words) < share * host.NUM_BUCKETS]
             replayed += len(mine)
+            if admit is None:
+                _check_fits(mine, limits, share)
             keys, counts = _padded(mine)
             for i, table in enumerate(tables):
                 tables[i], found = _step(table, keys, counts)
@@ -137,6 +138,24 @@ def _share(sample: Any) -> float:
     return max(1, round(float(sample) * host.NUM_BUCKETS)) / host.NUM_BUCKETS
 
 
+def _rows(limit: int, share: float) -> int:
+    return max(1, round(limit * share))
+
+
+def _check_fits(words: np.ndarray, limits: Sequence[int | None], share: float) -> None:
+    """Whether a table of each limit can hold the keys of a batch, ``(n, 2)``."""
+    least = min((limit for limit in limits if limit is not None), default=None)
+    if least is None or len(words) <= _rows(least, share):
+        return
+    distinct = len(np.unique(as_int64(words)))
+    if distinct > _rows(least, share):
+        sampled = "" if share == 1.0 else f" in a sample of {share:.3g}, for which the limit is {_rows(least, share)}"
+        raise ValueError(
+            f"kvjax: simulate: want limits in max_capacity= that hold all keys of a batch, got {least} and a batch of "
+            f"{distinct} distinct keys{sampled}; leave that limit out, or give smaller batches"
+        )
+
+
 def _buckets(words: np.ndarray) -> np.ndarray:
     return buckets_of(as_int64(words).reshape(-1))
 
@@ -160,7 +179,7 @@ def _tables(limits: Sequence[int | None], share: float, evict: Any, admit: Any) 
         for i, limit in enumerate(limits):
             options: dict[str, Any] = {"evict": evict}
             if limit is not None:
-                options |= {"max_capacity": max(1, round(limit * share)), "on_full": "evict"}
+                options |= {"max_capacity": _rows(limit, share), "on_full": "evict"}
             elif not isinstance(evict, policies.Every):  # what evicts when a table is full
                 options = {}
             made.append(get_table(f"kvjax.simulate/{i}", dim=1, admit=admit, **options))

@@ -12,7 +12,7 @@ from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.integers import as_bits
-from kvjax._values.key_width import check_whole, own_bits
+from kvjax._values.key_width import check_whole, own_bits, own_key
 from kvjax._values.numbers import is_integer
 
 
@@ -215,22 +215,25 @@ class Prune:
 PruneLike: TypeAlias = Prune | Callable[[Exported], np.ndarray]
 
 
-def rule_for(prune: PruneLike, name: str, key_dtype: str) -> Prune:
+def rule_for(prune: PruneLike, name: str, key_dtype: str, shared: int | None = None) -> Prune:
     """The rule for the rows of a table, which has the keys to ``keep`` in its own form.
 
     Args:
       prune: the rule, or a function that is all of it.
       name: of the table.
       key_dtype: of the table.
+      shared: key of the row that unadmitted keys share, which stays whatever the rule says: it is a part of the model.
 
     Raises:
       TypeError: it is neither; or the keys are no integers.
     """
-    if not isinstance(prune, Prune):
-        return Prune(predicate=prune)
-    if prune.keep is None:
-        return prune
-    return dataclasses.replace(prune, keep=own_bits(prune.keep, key_dtype, f"table {name!r}, Prune(keep=)"))
+    rule = prune if isinstance(prune, Prune) else Prune(predicate=prune)
+    given = [] if rule.keep is None else [np.asarray(own_bits(rule.keep, key_dtype, f"table {name!r}, Prune(keep=)"))]
+    if shared is not None:
+        given.append(np.array([own_key(shared, key_dtype)], np.uint64))
+    if not given:
+        return rule
+    return dataclasses.replace(rule, keep=np.concatenate([keys.reshape(-1).view(np.int64) for keys in given]))
 
 
 def norms_of(values: np.ndarray) -> np.ndarray:

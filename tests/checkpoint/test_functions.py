@@ -361,3 +361,17 @@ def test_what_is_no_table_is_said(make, tmp_path):
     for given in (["t"], table, "t", {"t": 5}):
         with pytest.raises(TypeError, match="kvjax: restore: want "):
             restore(tmp_path / "a", given)
+
+
+@pytest.mark.parametrize("key_dtype, key", [("int64", -7), ("uint64", 2**64 - 7), ("int32", -7)])
+def test_the_row_that_unadmitted_keys_share_stays(key_dtype, key, make, tmp_path):
+    """Whatever a rule says of it, as in a frozen table: it is no row of a key."""
+    table = make(1, initializer=0.5, key_dtype=key_dtype, admit=kvjax.admit.MinCount(100, unadmitted=key))
+    table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.array([1, 2]), np.ones((2, 1))))
+    rule = kvjax.Prune(predicate=lambda rows: np.zeros(len(rows), bool))
+    kvjax.checkpoint.save(tmp_path / "all", {"t": table})
+    kvjax.checkpoint.prune(tmp_path / "all", tmp_path / "pruned", rule)
+    kvjax.checkpoint.save(tmp_path / "saved", {"t": table}, prune=rule)
+    for path in ("pruned", "saved"):
+        table = kvjax.checkpoint.restore(tmp_path / path, {"t": table.refresh().clear()})["t"]
+        assert len(table) == 1 and table.lookup(np.array([1, 5]))[:, 0].tolist() == [-1.5, -1.5]

@@ -84,7 +84,11 @@ def test_what_is_refused_leaves_no_table():
         ({"max_capacity": [2.5]}, "got 2.5"),
         ({"sample": 0.0}, "sample= as more than 0 and at most 1, got 0.0"),
         ({"evict": kvjax.evict.MinNorm(1.0).every(2)}, "judges rows by frequency or age"),
-        ({"max_capacity": [2]}, "want at most max_capacity=2 rows"),
+        ({"max_capacity": [2]}, "hold all keys of a batch, got 2 and a batch of 3 distinct keys; leave"),
+        (
+            {"max_capacity": [None, 2], "sample": 0.5},
+            "got 2 and a batch of . distinct keys in a sample of 0.5, .*1",
+        ),
     ):
         with pytest.raises((ValueError, MemoryError, jax.errors.JaxRuntimeError), match=match):
             simulate([[1, 2, 3]], **({"max_capacity": [None]} | wrong))
