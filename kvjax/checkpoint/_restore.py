@@ -162,14 +162,23 @@ class Restore:
         if self.made:
             drop_table(self.target)
 
+    def _check_place(self, spec: TableSpec) -> None:
+        """Whether a table of the name, which nobody has given, is where the options say."""
+        asked = spec
+        if self.how.storage is not None:
+            asked = dataclasses.replace(asked, storage=self.how.storage)
+        if self.how.given:
+            asked = dataclasses.replace(asked, placement=placement_of(self.how, self.target, "restore"))
+        check_same(asked, spec, "restore")
+
     def _open(self) -> Saved:
         rows = ChainRows(self.chain, self.name)
         if self.table is None:
             self._load_rules(rows.meta)
         saved = self._saved(rows)
         if self.table is not None:
-            if self.found and self.how.storage is not None:
-                check_same(dataclasses.replace(self.table.spec, storage=self.how.storage), self.table.spec, "restore")
+            if self.found:
+                self._check_place(self.table.spec)
             but = ("seed", "initializer") if self.how.own_initializer else ("seed",) if self.drawn else ()
             _check_equal(self.table.spec, saved, self.chain.catalog.directory, but)
         elif self.how.own_initializer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -26,10 +26,13 @@ from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._restore import Restore, RestoreOptions
 from kvjax.storage import Storage
 
+Wanted: TypeAlias = Mapping[str, Table | str | None] | Sequence[Table | str] | None
+"""Tables to load into, by their names in a checkpoint; or of those names."""
+
 
 def restore(
     path: PathLike,
-    tables: Mapping[str, Table | str | None] | None = None,
+    tables: Wanted = None,
     *,
     mesh: Mesh | None = None,
     devices: Sequence[object] | None = None,
@@ -61,8 +64,8 @@ def restore(
       path: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, of the manager (its last step is
         restored), or of numbered checkpoints ("12", "delta_12"; the last is restored).
       tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the table of
-        that name, or makes it as it was saved; a name instead does so under that name: ``{"saved": "here"}``. By
-        default all tables of the checkpoint.
+        that name, or makes it as it was saved; a name instead does so under that name: ``{"saved": "here"}``. Or a
+        list of tables, and of names, that are the same in the checkpoint. By default all tables of the checkpoint.
       mesh: devices over which new tables are sharded, as in `kvjax.get_table`; by default each new table is in one
         place.
       devices: as there.
@@ -116,21 +119,16 @@ def restore(
 
 
 def restore_all(
-    find: Callable[[], Chain], tables: Mapping[str, Table | str | None] | None, how: RestoreOptions,
+    find: Callable[[], Chain], tables: Wanted, how: RestoreOptions,
     cursor: str | None = None,
 ) -> dict[str, Table]:  # fmt: skip
     """As `restore`, from the chain that `find` gives, or an error of its in all processes."""
-    anything = cast("object", tables)
-    if tables is not None and not isinstance(anything, Mapping):
-        raise TypeError(
-            f"kvjax: restore: want tables by their names in the checkpoint, got {type(anything).__name__}; give "
-            "{name: table}, or {name: None} for the table of that name, {name: 'other'} for one of another"
-        )
-    place = _place(tables, how)
+    wanted = _by_name(tables)
+    place = _place(wanted, how)
 
     def at_first() -> tuple[Chain, dict[str, Restore]]:
         chain = find()
-        given = dict.fromkeys(chain.names) if tables is None else tables
+        given = dict.fromkeys(chain.names) if wanted is None else wanted
         for table in given.values():
             if table is not None and not isinstance(table, str):
                 check_table(table, "restore")
@@ -162,6 +160,20 @@ def restore_all(
     if cursor is not None and digest is not None:
         put(cursor, restored, chain, digest)
     return restored
+
+
+def _by_name(tables: Wanted) -> Mapping[str, Table | str | None] | None:
+    anything = cast("object", tables)
+    if anything is None or isinstance(anything, Mapping):
+        return cast("Mapping[str, Table | str | None] | None", tables)
+    items: list[Any] = list(anything) if isinstance(anything, Sequence) and not isinstance(anything, str) else [None]
+    if not all(isinstance(item, (str, Table)) for item in items):
+        raise TypeError(
+            f"kvjax: restore: want tables by their names in the checkpoint, got {type(anything).__name__}; give "
+            "{name: table}, or {name: None} for the table of that name, {name: 'other'} for one of another; or a list "
+            "of tables and names"
+        )
+    return {item.name if isinstance(item, Table) else item: item if isinstance(item, Table) else None for item in items}
 
 
 def _keys_said(keys: KeysLike | None) -> str | None:

@@ -138,7 +138,7 @@ class TableRestore(RestoreOptions, ocp.args.CheckpointArgs):
       tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the table of
         that name, or makes it as it was saved, in memory; a name instead does so under that name. If the table has a
         function of yours (an initializer, a constraint, a score), the checkpoint has only the function's name: make
-        the table first. By default all tables of the checkpoint.
+        the table first. Or a list of tables and names. By default all tables of the checkpoint.
       mesh: devices over which new tables are sharded, as in `kvjax.get_table`; by default each new table is in one
         place (in several processes, one copy in each).
       devices: as there.
@@ -170,6 +170,6 @@ class TableRestore(RestoreOptions, ocp.args.CheckpointArgs):
       >>> kvjax.drop_table("doc_restore")
     """
 
-    tables: Mapping[str, Table | str | None] | None = None
+    tables: Mapping[str, Table | str | None] | Sequence[Table | str] | None = None
     base: PathLike | Sequence[PathLike] | None = None
     cursor: str | None = None

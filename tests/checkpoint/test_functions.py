@@ -358,9 +358,29 @@ def test_what_is_no_table_is_said(make, tmp_path):
     with pytest.raises(CheckpointError, match=r"want a cursor 'no' .*restore\(\.\.\., cursor='no'\).*TableRestore"):
         save(tmp_path / "a", [table], since="no")
     save(tmp_path / "a", {"t": table})
-    for given in (["t"], table, "t", {"t": 5}):
+    for given in ([5], table, "t", {"t": 5}):
         with pytest.raises(TypeError, match="kvjax: restore: want "):
             restore(tmp_path / "a", given)
+
+
+def test_a_restore_takes_the_lists_that_a_save_takes(make, tmp_path):
+    one, other = (make(2).upsert(np.arange(n), np.ones((n, 2))) for n in (3, 4))
+    save(tmp_path / "a", [one, other])
+    found = restore(tmp_path / "a", [one.clear(), other.name])
+    assert {name: len(table) for name, table in found.items()} == {one.name: 3, other.name: 4}
+    restored = kvjax.orbax.TableHandler().restore(tmp_path / "a", kvjax.orbax.TableRestore([other.refresh()]))
+    assert list(restored) == [other.name]
+
+
+def test_a_table_that_is_found_by_name_is_where_it_is_asked_for(make, mesh, tmp_path):
+    table = make(2).upsert(np.arange(3), np.ones((3, 2)))
+    save(tmp_path / "a", [table])
+    for tables in (None, {table.name: None}):
+        with pytest.raises(ValueError, match=r"restore: want the arguments.* leave mesh= out.* kvjax.reshard"):
+            restore(tmp_path / "a", tables, mesh=mesh(2))
+    assert restore(tmp_path / "a", {table.name: table}, mesh=mesh(2))[table.name].spec.placement is None
+    kvjax.drop_table(table.name)
+    assert restore(tmp_path / "a", mesh=mesh(2))[table.name].spec.num_shards == 2
 
 
 @pytest.mark.parametrize("key_dtype, key", [("int64", -7), ("uint64", 2**64 - 7), ("int32", -7)])
