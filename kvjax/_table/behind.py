@@ -7,6 +7,7 @@ that none is, and that is kept by moves.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, wait
 from kvjax._values.behind import LAST_COLUMN, LAST_STEP, behind_in_words, can_be_behind, warn_behind
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, level_of_user
 from kvjax._values.exported import Exported
 
 
@@ -53,6 +54,17 @@ def warn_of_lookup(table: Handle) -> None:
     """The same for a lookup by no view and in no loss, which waits for nothing; in a program when it is traced."""
     if table.view is None and table.tape is None and not table.follows and _may_be_behind(table.spec):
         warn(table, "lookup")
+
+
+def warn_of_write(table: Handle, op: str) -> None:
+    """Says that a row which a caller writes is taken for one that is as far behind as the one before was."""
+    if _may_be_behind(table.spec):
+        warnings.warn(
+            f"kvjax: table {table.name!r}, {op}: it writes rows as they are stored, so the steps that a row has missed "
+            "come to what is written when it is read or trained next; "
+            "kvjax.optax.sweep(params, state, rows) before leaves none",
+            stacklevel=level_of_user(),
+        )
 
 
 def found_behind(table: Handle, rows: Exported) -> str:

@@ -12,7 +12,7 @@ from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
 from kvjax._sharded import writes
 from kvjax._spec.unsupported import check_evict
-from kvjax._table.behind import warn_if_behind
+from kvjax._table.behind import warn_if_behind, warn_of_write
 from kvjax._table.given_rows import given_rows
 from kvjax._table.handle import Handle, after_write, keys_for, version_to_write
 from kvjax._table.reads import Query, lookup
@@ -380,6 +380,7 @@ def _write_keys(table: H, op: str, keys: Keys) -> H:
 def _write_rows(table: H, op: str, keys: Any, rows: Any, dtype: Any) -> H:
     version, keys = version_to_write(table, op), keys_for(table, keys, op)
     rows = given_rows(table, op, keys, rows, dtype)
+    warn_of_write(table, op)
     return after_write(table, op, writes.write_rows(table.spec, op, version, keys, rows))
 
 

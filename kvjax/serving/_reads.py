@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -11,6 +12,7 @@ from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.bags import OP as BAGS
 from kvjax._values.bags import check_combiner, check_empty
 from kvjax._values.combiners import Combiner
+from kvjax._values.errors import fail
 from kvjax._values.key_width import whole_bits
 from kvjax._values.missing import Missing
 from kvjax._values.norms import clip_norm
@@ -190,6 +192,12 @@ class FrozenReads:
     # ---- inside ----------------------------------------------------------------------------------------------
 
     def _bits(self, keys: Any, op: str) -> np.ndarray:
+        words = getattr(keys, "words", keys)  # of kvjax.Keys
+        if "jax" in sys.modules and isinstance(words, sys.modules["jax"].core.Tracer):
+            raise fail(
+                TypeError, self.name, op, "keys that are there, as a frozen table reads them by NumPy",
+                "those of a program", "give compiled functions frozen.as_jax() as an argument, and read that",
+            )  # fmt: skip
         return whole_bits(keys, self._key_dtype, f"table {self.name!r}, {op}")
 
     def _valid(self, keys: Any, bits: np.ndarray, mask: Any, pad_id: Any, op: str) -> np.ndarray | None:

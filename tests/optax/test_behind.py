@@ -203,5 +203,10 @@ def test_a_lookup_of_rows_that_are_behind_says_so(make):
             read(table)
         read(caught_up(table, state, caught("adam")))
     look(table, state)
+    for write in (lambda t: t.upsert([1], np.ones((1, DIM))), lambda t: t.add([1], np.ones((1, DIM)))):
+        with pytest.warns(UserWarning, match="it writes rows as they are stored, so the steps .*sweep"):
+            table = write(table)
     table = kvjax.optax.sweep(table, state, caught("adam"))
     table.lookup([1])
+    table = table.upsert([1], np.ones((1, DIM)))
+    np.testing.assert_array_equal(caught_up(table, state, caught("adam")).lookup([1]), np.ones((1, DIM)))

@@ -91,3 +91,11 @@ def test_lookups_outside_of_jit_compile_once(make, tmp_path):
     for i in range(3):
         arrays.lookup(kvjax.keys(np.array([1, i])))
     assert _jax._with_initial._cache_size() == before
+
+
+@pytest.mark.parametrize("ids", [kvjax.keys([1, 2]), np.array([1, 2])], ids=["keys", "integers"])
+def test_a_file_is_not_read_in_a_program(ids, tmp_path):
+    frozen = FrozenTable.write(tmp_path / "t", kvjax.get_table("t", dim=2))
+    for read in (frozen.lookup, lambda keys: frozen.lookup_bag(keys[None])):
+        with pytest.raises(TypeError, match=r"want keys that are there.*give compiled functions frozen.as_jax\(\)"):
+            jax.jit(read)(ids)
