@@ -50,7 +50,7 @@ WRONG = {
     "drop": (lambda t: kvjax.drop_table("table00"), "did you mean 'table0'"),
     "embed": (lambda t: kvjax.flax.nnx.Embed("table00"), "did you mean 'table0'"),
     "embed 3": (lambda t: kvjax.flax.nnx.Embed(3, 4), "Embed: want the name of a table or a kvjax.Table, got 3"),
-    "masked ids": (lambda t: t.lookup(np.ma.array([1, 2], mask=[0, 1])), "lookup: want all elements, got a masked array"),
+    "masked ids": (lambda t: t.lookup(np.ma.array([1, 2], mask=[0, 1])), "want all elements, got a masked array"),
     "salt": (lambda t: kvjax.keys(IDS).salted(1.5), "want an integer .* as salt, got 1.5"),
     "hash_keys": (lambda t: kvjax.hash_keys(["a"], salt="user"), "want an integer .* as salt, got 'user'"),
     "counts": (lambda t: kvjax.SparseRows(IDS, jnp.ones((1, 4)), np.array([1.7])), "counts of integers.*float64"),
