@@ -206,7 +206,8 @@ TEST(WhoWaitsTooLongIsToldForWhat) {
     return std::string();
   };
   const VersionGate::CallingOut calling(gate);
-  CHECK(said().find("one from the sink or score function that it has called") != std::string::npos);
+  CHECK(said().find("one from that function, which is a sink, a score function or an engine") !=
+        std::string::npos);
   std::string innocent;
   std::thread([&] { innocent = said(); }).join();
   CHECK(innocent.find("a sink, score function or engine of it that has run for 1 s and more") !=
