@@ -26,7 +26,8 @@ def test_the_last_programs_are_kept():
 
 @pytest.mark.parametrize("write", [lambda t, n: t.restrict(n), lambda t, n: t.evict(evict.LeastRecent(n))])
 @pytest.mark.parametrize("module, name, run", [
-    (call, "_numbered_program", call._within), (writes, "_numbered_everywhere", writes._write_everywhere),
+    (call, "_numbered_program", call._within),
+    pytest.param(writes, "_numbered_everywhere", writes._write_everywhere, marks=pytest.mark.cpu_table),
 ])  # fmt: skip
 def test_other_numbers_leave_no_programs_behind(module, name, run, write, make, mesh, monkeypatch):
     table = make(2, **({"mesh": mesh(2)} if module is writes else {})).upsert(np.arange(9), np.ones((9, 2)))
