@@ -154,7 +154,7 @@ class Placement:
 
 def described(placement: Placement | None) -> dict[str, Any] | None:
     """Where rows are, as far as processes can compare it: of a partitioner, the shards that it gives to some keys."""
-    if placement is None:
+    if placement is None or placement.num_processes == 1:  # which has nobody to compare it with
         return None
     devices = [device.id for device in placement.mesh.devices.flat]
     try:

@@ -69,10 +69,9 @@ def warn_of_write(table: Handle, op: str) -> None:
 
 def found_behind(table: Handle, rows: Exported) -> str:
     """How many rows are behind, in words; empty if none is. Rows are those of now, with slots."""
-    if not len(rows) or LAST_STEP not in rows.slots:
-        note_caught_up(table.spec)
-        return ""
-    found = behind_in_words(rows.slots[LAST_STEP], rows.has_slots, _steps_since(table.spec, rows))
+    found = ""
+    if len(rows) and LAST_STEP in rows.slots:
+        found = behind_in_words(rows.slots[LAST_STEP], rows.has_slots, _steps_since(table.spec, rows))
     if not found:
         note_caught_up(table.spec)
     return found

@@ -93,8 +93,9 @@ class Moves(Whole):
           (None, None)
         """
         check_on_host(self, "copy")
-        _check_storage(self.name, "copy", storage or self.spec.storage)
-        spec = dataclasses.replace(self.spec, name=name, storage=storage or self.spec.storage)
+        where = self.spec.storage if storage is None else storage
+        _check_storage(self.name, "copy", where)
+        spec = dataclasses.replace(self.spec, name=name, storage=where)
 
         def begin() -> Snapshot:
             if not is_name(name):

@@ -215,6 +215,11 @@ class Prune:
 PruneLike: TypeAlias = Prune | Callable[[Exported], np.ndarray]
 
 
+def as_rule(prune: PruneLike) -> Prune:
+    """The rule, or a function that is all of it."""
+    return prune if isinstance(prune, Prune) else Prune(predicate=prune)
+
+
 def rule_for(prune: PruneLike, name: str, key_dtype: str, shared: int | None = None) -> Prune:
     """The rule for the rows of a table, which has the keys to ``keep`` in its own form.
 
@@ -227,7 +232,7 @@ def rule_for(prune: PruneLike, name: str, key_dtype: str, shared: int | None = N
     Raises:
       TypeError: it is neither; or the keys are no integers.
     """
-    rule = prune if isinstance(prune, Prune) else Prune(predicate=prune)
+    rule = as_rule(prune)
     given = [] if rule.keep is None else [np.asarray(own_bits(rule.keep, key_dtype, f"table {name!r}, Prune(keep=)"))]
     if shared is not None:
         given.append(np.array([own_key(shared, key_dtype)], np.uint64))

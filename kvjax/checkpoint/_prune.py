@@ -9,7 +9,7 @@ import numpy as np
 from kvjax._formats.source import Source, ranges, row_bytes
 from kvjax._values.exported import ROW_COLUMNS, Exported
 from kvjax._values.integers import as_bits
-from kvjax._values.prune import Prune, PruneLike, PruneReport, norms_of
+from kvjax._values.prune import Prune, PruneLike, PruneReport, as_rule, norms_of
 from kvjax.checkpoint._format import digest
 from kvjax.checkpoint._rules import name_of
 
@@ -38,7 +38,7 @@ def kept(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:
 def in_words(prune: PruneLike) -> str | None:
     """What a rule asks, the same text for the same rule; None if it asks nothing. Of keys it has their digest, of a
     predicate the name."""
-    rule = prune if isinstance(prune, Prune) else Prune(predicate=prune)
+    rule = as_rule(prune)
     given = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
     words: list[str] = []
     for name, value in given.items():

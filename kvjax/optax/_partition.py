@@ -246,13 +246,9 @@ def _check_tables(tables: Any) -> None:
     """Whether tables can be given transforms by this; what it is for each is seen when they are."""
     if isinstance(tables, Mapping):
         for name, tx in tables.items():
-            _of_rows(name, tx)
-    elif hasattr(tables, "update") or not callable(tables):
-        try:
-            as_rowwise(tables)
-        except TypeError as error:
-            said = str(error).removeprefix("kvjax: rowwise: ")
-            raise TypeError(f"kvjax: partition, tables: {said}") from None
+            _of_rows(f"table {name!r}, partition", tx)
+    elif not _is_function(tables):
+        _of_rows("partition, tables", tables)
 
 
 def _check_names(tables: Any, names: list[str]) -> None:
@@ -265,19 +261,19 @@ def _check_names(tables: Any, names: list[str]) -> None:
             )
 
 
-def _of_rows(name: str, tx: Any) -> Rowwise:
+def _of_rows(where: str, tx: Any) -> Rowwise:
     try:
         return as_rowwise(tx)
     except TypeError as error:
         said = str(error).removeprefix("kvjax: rowwise: ")
-        raise TypeError(f"kvjax: table {name!r}, partition: {said}") from None
+        raise TypeError(f"kvjax: {where}: {said}") from None
+
+
+def _is_function(tables: Any) -> bool:
+    return callable(tables) and not hasattr(tables, "update")  # a transform may be an object that is callable, too
 
 
 def chooser(tables: Any) -> Callable[[str], Rowwise]:
-    is_function = callable(tables) and not hasattr(
-        tables, "update"
-    )  # a transform may be an object that is callable, too
-
     def choose(name: str) -> Rowwise:
         if isinstance(tables, Mapping):
             if name not in tables:
@@ -285,8 +281,10 @@ def chooser(tables: Any) -> Callable[[str], Rowwise]:
                     f"kvjax: table {name!r}, partition: want a transform for every table, got "
                     f"tables={sorted(tables)}; add one for it, or make the table with trainable=False"
                 )
-            return _of_rows(name, tables[name])
-        return _of_rows(name, tables(name) if is_function else tables)
+            tx = tables[name]
+        else:
+            tx = tables(name) if _is_function(tables) else tables
+        return _of_rows(f"table {name!r}, partition", tx)
 
     return choose
 

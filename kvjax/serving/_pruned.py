@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvjax._values.errors import fail
-from kvjax._values.prune import Prune, PruneLike
+from kvjax._values.prune import Prune, PruneLike, as_rule
 
 _OF_ALL = {
     "max_age": "rows that have not changed grow older, too",
@@ -18,7 +18,7 @@ def followed(prune: PruneLike) -> Prune:
     Raises:
       ValueError: it does not, or nobody can say by which rule rows were left out before.
     """
-    rule = prune if isinstance(prune, Prune) else Prune(predicate=prune)
+    rule = as_rule(prune)
     for name, why in _OF_ALL.items():
         if (value := getattr(rule, name)) is not None:
             raise fail(
