@@ -13,11 +13,14 @@
 #endif
 #endif
 
-/// Of a loop that is to stay one on a device: its code has to be short.
+/// Of a loop that is to stay one on a device: its code has to be short. And of a function whose
+/// call would take registers from it.
 #ifdef __CUDA_ARCH__
 #define KVJAX_ROLLED _Pragma("unroll 1")
+#define KVJAX_INLINE __forceinline__
 #else
 #define KVJAX_ROLLED
+#define KVJAX_INLINE
 #endif
 
 namespace kvjax {

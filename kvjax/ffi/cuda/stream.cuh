@@ -30,11 +30,9 @@ __global__ void TilesKernel(size_t lanes, const __grid_constant__ F f) {
   if (i < lanes) f(Stream::Tile(), i);
 }
 
-constexpr int kTilesBlock = 128;  // lanes
-
 /// memory: of all lanes together, or nullptr for that of the processors.
 template <class F>
-__global__ void __launch_bounds__(kTilesBlock)
+__global__ void __launch_bounds__(Stream::kTilesBlock, Stream::kTilesBlocks)
     TilesWithMemoryKernel(size_t lanes, std::byte* memory, const __grid_constant__ F f) {
   extern __shared__ __align__(16) uint64_t shared[];
   const size_t all = size_t{gridDim.x} * blockDim.x, me = size_t{blockIdx.x} * blockDim.x + threadIdx.x;

@@ -26,6 +26,8 @@ namespace kvjax::device {
 class Stream {
  public:
   static constexpr int kTile = 8, kWarp = 32;
+  /// Lanes of a block that has memory, and such blocks of a processor: so many that each lane has registers.
+  static constexpr int kTilesBlock = 128, kTilesBlocks = 4;
   static constexpr bool kEveryDevice = false;  // whether its kernels reach the memory of every device
 
   explicit Stream(cudaStream_t stream) : Stream(DeviceOf(stream), stream) {}
@@ -127,14 +129,21 @@ class Stream {
   /// Blocks have shared memory, which is enough for some kilobytes a lane: a block has as many lanes as let
   /// several of them run on a processor. Else there is scratch, for as many lanes as a kernel then has.
   [[nodiscard]] Sharing SharingOf(size_t bytes, size_t n) const {
-    constexpr size_t kMost = 128, kBlocks = 3;                    // lanes, blocks of a processor
-    constexpr size_t kScratch = size_t{64} << 20, kFewest = 512;  // bytes, lanes
+    constexpr size_t kMost = kTilesBlock, kBlocks = kTilesBlocks;  // lanes, blocks of a processor
+    constexpr size_t kScratch = size_t{64} << 20, kFewest = 512;   // bytes, lanes
     const size_t shared = SharedMemory();
     size_t lanes = kMost;
     while (lanes > kWarp && kBlocks * lanes * bytes > shared) lanes /= 2;
     if (lanes * bytes <= shared) return {lanes, 0};
     return {std::min((n + kMost - 1) / kMost * kMost, std::max(kScratch / bytes / kMost * kMost, kFewest)),
             1};
+  }
+  /// Whether so many tiles whose lanes have as many bytes each can keep the device busy.
+  [[nodiscard]] bool KeepBusy(size_t tiles, size_t bytes) const {
+    constexpr size_t kLanes = kTilesBlock * kTilesBlocks;  // of a processor
+    int processors = 0;
+    Check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, on_.device()), "a device");
+    return kLanes * bytes <= SharedMemory() && tiles * kTile >= kLanes * static_cast<size_t>(processors);
   }
   /// f(tile, i, memory): the same with memory for each lane.
   template <class F>

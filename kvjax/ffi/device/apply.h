@@ -106,10 +106,11 @@ void DeviceTable<Q>::Run(Q& q, const DeviceProgram<Q>& program, const StepSpan& 
   KeepHotRows(q, call, n);
 }
 
-/// Whether slots come with the step; throws where those of another optimizer are there.
+/// Whether slots come with the step; throws where those of another optimizer are there. planned: its plan has
+/// looked at the version.
 template <class Q>
-bool DeviceTable<Q>::BringsSlots(Q& q, const StepSpan& step) const {
-  if (!(step.layout == contents_.layout()) && !step.layout.empty())
+bool DeviceTable<Q>::BringsSlots(Q& q, const StepSpan& step, bool planned) const {
+  if (!planned && !(step.layout == contents_.layout()) && !step.layout.empty())
     (void)ExpectNow(q, Op::kApply, step.version);
   return AttachesSlots(spec_.name, contents_.layout(), step.layout);
 }
@@ -119,7 +120,7 @@ template <class Q>
 void DeviceTable<Q>::Begin(Q& q, const StepSpan& step, const GradientsView& gradients, float* sum,
                            const Begun<Q>& begun, bool planned, uint32_t* next) {
   NewSlots slots(*this, q);
-  if (BringsSlots(q, step)) {
+  if (BringsSlots(q, step, planned)) {
     contents_.Attach(q, step.layout);
     slots.undo = true;
   }

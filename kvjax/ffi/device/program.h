@@ -10,26 +10,37 @@
 
 namespace kvjax::device {
 
+/// How many tiles n rows are.
+inline size_t TilesOf(size_t n, size_t rows_each) { return (n + rows_each - 1) / rows_each; }
+
 /// The program in memory of the queue, for the calls that follow, and memory for the registers of n rows.
 /// shared: in device memory.
 template <class Q>
 class DeviceProgram {
  public:
   DeviceProgram(Q& q, const Steps& steps, const uint64_t* shared, uint64_t seed, size_t n)
+      : DeviceProgram(q, steps, shared, seed, n, RowsOf(q, steps, n)) {}
+  [[nodiscard]] const ProgramView& view() const { return view_; }
+  [[nodiscard]] TileMemoryView registers() const { return registers_.view(); }
+
+ private:
+  DeviceProgram(Q& q, const Steps& steps, const uint64_t* shared, uint64_t seed, size_t n, size_t rows)
       : steps_(q, steps.all().size()),
-        registers_(q, steps.bytes(), n * Q::Tile::size()),
+        registers_(q, steps.BytesOf(rows), TilesOf(n, rows) * Q::Tile::size()),
         view_{steps_.data(),
               shared,
-              steps.scalars(),
+              steps.DealingOf(rows),
               static_cast<int32_t>(steps.initials()),
               static_cast<int32_t>(steps.all().size()),
               seed} {
     WriteFromHost(q, steps_.data(), steps.all().data(), steps.all().size());
   }
-  [[nodiscard]] const ProgramView& view() const { return view_; }
-  [[nodiscard]] TileMemoryView registers() const { return registers_.view(); }
-
- private:
+  /// As many of n rows to a tile as it has lanes, or fewer where more tiles are wanted to keep a device busy.
+  static size_t RowsOf(const Q& q, const Steps& steps, size_t n) {
+    size_t rows = Q::Tile::size();
+    while (rows > 1 && !q.KeepBusy(TilesOf(n, rows), steps.BytesOf(rows))) rows /= 2;
+    return rows;
+  }
   Scratch<Q, Step> steps_;
   TileMemory<Q> registers_;
   ProgramView view_;
@@ -51,23 +62,28 @@ struct StepView {
 template <class Q>
 void RunProgram(Q& q, const DeviceProgram<Q>& program, const StepView& step, size_t dim, size_t n) {
   const ProgramView p = program.view();
-  q.Tiles(n * Q::Tile::size(), program.registers(),
+  const uint32_t each = p.dealing.rows;
+  q.Tiles(TilesOf(n, each) * Q::Tile::size(), program.registers(),
           [=] KVJAX_HD(typename Q::Tile tile, size_t i, LaneMemory memory) {
-            const size_t at = i / tile.size();
-            const uint32_t row = step.rows.Row(at);
-            if (row == kNoRow) return;
-            const uint32_t gradient = step.rows.targets[2 * at + 1];
-            const bool shared = gradient == ApplyTarget::kSharedGradient;
-            RowHeader& header = step.rows.in.Header(row);
-            const RowPlaces places{step.rows.in.Value(row),
-                                   step.slots ? step.rows.in.Slots(row) : nullptr,
-                                   shared ? step.shared_gradient : step.gradients + gradient * dim,
-                                   step.facts != nullptr ? step.facts + at : nullptr,
-                                   shared ? step.shared_key : step.keys[at],
-                                   static_cast<int64_t>(uint64_t{step.step[1]} << 32 | step.step[0])};
-            const Lane<typename Q::Tile> lane(p, tile, memory, places);
-            lane.Run(/*fresh=*/tile.Shuffle(static_cast<uint32_t>(header.has_slots), 0) == 0);
-            if (step.slots && tile.rank() == 0) header.has_slots = 1;
+            const auto rank = static_cast<uint32_t>(tile.rank());
+            const size_t at = i / tile.size() * each + rank;
+            const uint32_t row = rank < each ? step.rows.Row(at) : kNoRow;
+            const bool has = row != kNoRow;
+            RowPlaces places = {};
+            bool fresh = false;
+            if (has) {
+              const uint32_t gradient = step.rows.targets[2 * at + 1];
+              const bool shared = gradient == ApplyTarget::kSharedGradient;
+              places = {step.rows.in.Value(row), step.slots ? step.rows.in.Slots(row) : nullptr,
+                        shared ? step.shared_gradient : step.gradients + gradient * dim,
+                        step.facts != nullptr ? step.facts + at : nullptr,
+                        shared ? step.shared_key : step.keys[at]};
+              fresh = step.rows.in.Header(row).has_slots == 0;
+            }
+            const auto now = static_cast<int64_t>(uint64_t{step.step[1]} << 32 | step.step[0]);
+            const Lane<typename Q::Tile> lane(p, tile, memory, now, places);
+            lane.Run(fresh);
+            if (has && step.slots) step.rows.in.Header(row).has_slots = 1;
           });
 }
 

@@ -4,6 +4,10 @@
 // A program names registers and fields. Where these are is found out on the host, once for all rows, so that
 // a lane only adds a few numbers; and what does not lie in whole pieces is loaded and stored by steps of its
 // own, so that all others work on pieces. So the interpreter is short: a GPU that runs it waits for code.
+//
+// A tile reads a step once for several rows. The pieces of a row are dealt out to as many lanes as it has
+// pieces, at most those of the tile, so that lanes of a tile have pieces of several narrow rows. What a row
+// has one element of is of one lane: row r's of lane r.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -18,7 +22,7 @@
 
 namespace kvjax::device {
 
-/// Where the elements of an operand are. A row is dealt out to the lanes in pieces of four elements.
+/// Where the elements of an operand are. A row is dealt out to lanes in pieces of four elements.
 struct alignas(16) Place {
   static constexpr int32_t kPiece = 4;
   /// Parts of a row, then what is the same for all rows, then the registers.
@@ -26,9 +30,9 @@ struct alignas(16) Place {
   enum class Type : uint8_t { kWord, kBFloat16, kFloat16, kBool };  // as those of fields
   Space space;
   Type type;
-  bool single;     // there is one element, which all lanes use
+  bool single;     // there is one element of each row, or of all rows, which all lanes use
   bool whole;      // its pieces lie at multiples of their size, and all of them may be read and written
-  uint32_t begin;  // bytes before the first; of a register, words or pieces of a lane
+  uint32_t begin;  // bytes before the first; of a register, words of a lane or its pieces of a row
   int32_t width;   // elements
   uint32_t first;  // of a part of a vector, the elements before its own
 };
@@ -38,17 +42,34 @@ struct Step {
   int32_t arity = 0;   // operands that are whole or single
   int32_t to = 0;      // where a program that jumps goes on
   bool meets = false;  // lanes use what others have
-  Place out = {}, arg[kMostOperands] = {};
+  Place out = {};      // of one that jumps, the word that keeps which rows were there before the loop
+  Place arg[kMostOperands] = {};
+};
+
+/// How the rows of a tile are dealt out to its lanes, and how much of its memory is for what.
+struct Dealing {
+  /// Words of a lane about its row, before the scalars: where its parts are, and its key.
+  static constexpr uint32_t kKey = 4, kRowWords = 5;
+  uint32_t rows;     // of a tile
+  uint32_t lanes;    // that share the pieces of a row
+  uint32_t scalars;  // words of a lane for the scalars of its row
+  uint32_t pieces;   // that a lane has of the vectors of a row
 };
 
 /// The steps of a program, for tiles of so many lanes and rows that lie apart by as many bytes.
 class Steps {
  public:
   Steps(const Program& program, const SlotLayout& layout, size_t value_stride, size_t slot_stride,
-        int32_t lanes)
-      : program_(program), layout_(layout), value_stride_(value_stride), slot_stride_(slot_stride) {
-    const auto all = [](int32_t n, int32_t to) { return static_cast<uint32_t>((n + to - 1) / to); };
-    pieces_ = all(static_cast<int32_t>(all(program.dim, Place::kPiece)), lanes);
+        uint32_t tile)
+      : program_(program),
+        layout_(layout),
+        value_stride_(value_stride),
+        slot_stride_(slot_stride),
+        tile_(tile) {
+    const auto all = [](uint32_t n, uint32_t to) { return (n + to - 1) / to; };
+    const uint32_t pieces = all(static_cast<uint32_t>(program.dim), Place::kPiece);
+    while (lanes_ < std::min(pieces, tile)) lanes_ *= 2;
+    pieces_ = all(pieces, lanes_);
     Append(program.initial);
     initials_ = steps_.size();
     Append(program.update);
@@ -57,12 +78,18 @@ class Steps {
   /// A row that has no slots yet begins with the first, which are so many, and all others behind these.
   [[nodiscard]] size_t initials() const { return initials_; }
   [[nodiscard]] const std::vector<Step>& all() const { return steps_; }
-  /// What a lane needs for the registers of a row: first scalars, then its pieces of the vectors.
-  [[nodiscard]] size_t bytes() const {
-    return sizeof(uint64_t) * static_cast<size_t>(program_.scalars) +
-           sizeof(float) * Place::kPiece * pieces_ * (static_cast<size_t>(program_.vectors) + most_copies_);
+  /// Of tiles of so many rows, at most as many as they have lanes.
+  [[nodiscard]] Dealing DealingOf(size_t rows) const {
+    return {static_cast<uint32_t>(rows), lanes_, static_cast<uint32_t>(program_.scalars) + most_loops_,
+            pieces_ * (static_cast<uint32_t>(program_.vectors) + most_copies_)};
   }
-  [[nodiscard]] int32_t scalars() const { return program_.scalars; }
+  /// What a lane needs then: first words about its row, then its scalars, then its pieces of the vectors.
+  [[nodiscard]] size_t BytesOf(size_t rows) const {
+    const Dealing of = DealingOf(rows);
+    const size_t own = (rows * lanes_ + tile_ - 1) / tile_;  // rows of which it has pieces
+    return sizeof(uint64_t) * (Dealing::kRowWords + of.scalars) +
+           sizeof(float) * Place::kPiece * of.pieces * own;
+  }
 
  private:
   using Space = Place::Space;
@@ -84,6 +111,9 @@ class Steps {
   void Jump(const Instruction& i) {
     Step step;
     step.op = i.op;
+    if (i.op == Opcode::k_loop) most_loops_ = std::max(most_loops_, ++loops_);
+    step.out = Single(Space::kScalars, static_cast<uint32_t>(program_.scalars) + loops_ - 1);
+    if (i.op == Opcode::k_again) --loops_;
     if (i.op != Opcode::k_loop) step.to = i.out.number();
     if (i.op == Opcode::k_leave) step.arg[0] = PlaceOf(i.arg[0]);
     steps_.push_back(step);
@@ -91,11 +121,13 @@ class Steps {
   void Compute(const Instruction& i) {
     const InstructionForm& form = kInstructionForms[static_cast<size_t>(i.op)];
     Step step;
-    step.op = i.op, step.meets = i.meets, step.out = PlaceOf(i.out);
+    step.op = i.op, step.out = PlaceOf(i.out);
     for (int32_t j = 0; j < form.arity; ++j) step.arg[j] = PlaceOf(i.arg[j]);
-    if (form.kind == InstructionForm::Kind::kMove) return steps_.push_back(step);
+    // What one lane writes for a row, others read, and an element of the record may be one of a piece.
+    const bool moves = form.kind == InstructionForm::Kind::kMove;
+    step.meets = i.meets || step.out.single || (moves && step.arg[0].single);
+    if (moves) return steps_.push_back(step);
     step.arity = form.arity;
-    step.meets = i.meets || form.kind == InstructionForm::Kind::kReduce;
     uint32_t copies = 0;
     for (int32_t j = 0; j < form.arity; ++j) {
       if (InPieces(step.arg[j])) continue;
@@ -175,7 +207,9 @@ class Steps {
   const Program& program_;
   const SlotLayout& layout_;
   size_t value_stride_, slot_stride_;
-  uint32_t pieces_ = 0, most_copies_ = 0;  // pieces of a vector that a lane has at most
+  uint32_t tile_, lanes_ = 1;  // lanes: that share a row
+  uint32_t pieces_ = 0;        // of a vector that a lane has at most
+  uint32_t most_copies_ = 0, loops_ = 0, most_loops_ = 0;
   size_t initials_ = 0;
   std::vector<Step> steps_;
 };

@@ -273,7 +273,7 @@ class DeviceTable {
     if (n > 0) pending_.emplace_back(writes_, n);
     EndWrite(q, call, writes_, spec_.max_capacity, next, more);
   }
-  [[nodiscard]] bool BringsSlots(Q& q, const StepSpan& step) const;
+  [[nodiscard]] bool BringsSlots(Q& q, const StepSpan& step, bool planned = false) const;
   void Begin(Q& q, const StepSpan& step, const GradientsView& gradients, float* sum, const Begun<Q>& begun,
              bool planned, uint32_t* next);
   [[nodiscard]] Steps StepsOf(const Program& program, const SlotLayout& layout) const;

@@ -100,6 +100,8 @@ class Lanes : public kvjax::device::Threads {
   }
   /// The lanes of the one tile that runs share it.
   static kvjax::device::Sharing SharingOf(size_t, size_t) { return {kTile, 1}; }
+  static inline size_t most_bytes = SIZE_MAX;  // that keep it busy
+  static bool KeepBusy(size_t, size_t bytes) { return bytes <= most_bytes; }
   template <class F>
   void Tiles(size_t n, kvjax::device::TileMemoryView memory, F f) {
     TilesOf(n, [&](Tile tile, size_t i) {
