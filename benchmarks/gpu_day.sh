@@ -91,7 +91,8 @@ slow() { suite -m slow ${TESTS:-tests}; }
 
 # JAX's own pool would hide what is out of bounds; the platform's allocator asks CUDA for each array.
 sanitize() { # tool and its options, then the command
-  XLA_PYTHON_CLIENT_ALLOCATOR=platform compute-sanitizer --error-exitcode 9 --print-limit 20 "$@"
+  XLA_PYTHON_CLIENT_ALLOCATOR=platform KVJAX_TEST_SANITIZED=1 \
+    compute-sanitizer --error-exitcode 9 --print-limit 20 "$@"
 }
 memory_cpp() {
   [ "$backend" = cuda ] || { cpp; return; }

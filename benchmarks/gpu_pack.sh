@@ -36,7 +36,8 @@ done
   -d "$folder/wheels" \
   "flax>=0.12.8" "optax>=0.2.8" "orbax-checkpoint>=0.12.8,<1" "tensorstore>=0.1.80" absl-py aiofiles etils humanize \
   msgpack nest-asyncio psutil simplejson treescope "hypothesis>=6.100" sortedcontainers "pytest>=8" iniconfig pluggy \
-  packaging pygments "pytest-xdist>=3.6" execnet "xxhash>=3.4" "rich>=13" markdown-it-py mdurl importlib-resources zipp
+  packaging pygments "pytest-xdist>=3.6" execnet "xxhash>=3.4" "rich>=13" markdown-it-py mdurl importlib-resources zipp \
+  "google-crc32c>=1.5" "uvicorn>=0.30"
 
 bytes=$(du -sb "$folder" | cut -f 1)
 echo "$folder: $(ls "$folder/wheels" | wc -l) wheels and device_gpu_test, $((bytes >> 20)) MiB of at most $((limit >> 20))"

@@ -16,6 +16,7 @@ from kvjax._spec.signature import takes
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_backend
 from kvjax._table import lifetime
+from kvjax._table.handle import check_process
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.table import Replaced, Table, live
 from kvjax._values.errors import fail, meant
@@ -127,6 +128,7 @@ def get_table(name: str, given: Arguments) -> Table:
                 raise fail(KeyError, name, "get_table", "a table of this name", "none", mend)
             with contextlib.suppress(Replaced):
                 return live(known)
+    check_process(name, "get_table")  # before a device is asked whether the table belongs there
     return get_or_make(name, given.dim, _placement(given, name, PROCESS.spec_of(name)), given)
 
 

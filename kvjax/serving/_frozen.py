@@ -213,17 +213,22 @@ class FrozenTable(FrozenReads):
     def __repr__(self) -> str:
         return f"FrozenTable({self.name!r}, dim={self.dim}, dtype={self.dtype}, rows={len(self)}, step={self.step})"
 
-    def as_jax(self) -> FrozenArrays:
+    def as_jax(self, *, capacity: int | None = None) -> FrozenArrays:
         """The same table as arrays of JAX, on the default device, to look up inside ``jit``: plain JAX without custom
         calls, for any platform, with x64 on or off. Flax layers, `kvjax.lookup_bag` and `kvjax.lookup_many` read it,
         too, in the place of the table.
+
+        Args:
+          capacity: how many rows the arrays have room for, by default as many as there are. Programs are compiled for
+            the sizes of arrays. So the releases of a table that grows share a program if they have one capacity, and
+            the arrays are as large from the first on.
 
         Returns:
           A pytree. Pass it to compiled functions as an argument: if a function closes over it, its rows become
           constants of the program.
 
         Raises:
-          ValueError: there are 2**30 rows or more.
+          ValueError: there are 2**30 rows or more, or more than the capacity.
 
         Example:
           >>> import jax, tempfile, kvjax, numpy as np
@@ -236,4 +241,4 @@ class FrozenTable(FrozenReads):
         """
         from kvjax.serving._jax import arrays_of
 
-        return arrays_of(self._mapped)
+        return arrays_of(self._mapped, capacity)

@@ -25,9 +25,11 @@ from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.missing import Missing
+from kvjax._values.numbers import integer_in
 from kvjax.serving._contents import no_initial, row_of
 from kvjax.serving._format import MappedFile
 from kvjax.serving._initial import Initial
+from kvjax.serving._search import Starts
 
 _WIDEST = 32  # hashes; in a table of random keys the longest bucket has about 10
 
@@ -38,10 +40,11 @@ class FrozenArrays(FrozenReadable):
     """A frozen table on a device; made by `FrozenTable.as_jax`.
 
     Attributes:
-      hashes: ``(n + 1, 2)`` uint32, the low word first.
+      hashes: ``(n + 1, 2)`` uint32, the low word first. n: rows, or the capacity.
       starts: ``(2**bits,)`` uint32.
       rows: ``(n + 1, dim)`` as they are stored.
       scales: ``(n + 1,)`` float32, of int8 only.
+      size: ``()`` int32, how many rows there are, with a capacity only. Behind these, all that is is as it is last.
       pool: ``(p, dim)`` float32, of a pool of initial rows only.
       name: of the table.
       steps: of a search.
@@ -55,6 +58,7 @@ class FrozenArrays(FrozenReadable):
     starts: jax.Array
     rows: jax.Array
     scales: jax.Array | None
+    size: jax.Array | None
     pool: jax.Array | None
     name: str = dataclasses.field(metadata={"static": True})
     steps: int = dataclasses.field(metadata={"static": True})
@@ -72,8 +76,12 @@ class FrozenArrays(FrozenReadable):
         static = [f.name for f in dataclasses.fields(self) if f.metadata.get("static")]
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in static)
 
-    def __len__(self) -> int:
+    @property
+    def _last(self) -> int:
         return self.rows.shape[0] - 1
+
+    def __len__(self) -> int:
+        return self._last if self.size is None else int(self.size)
 
     @overload
     def lookup(
@@ -121,7 +129,7 @@ class FrozenArrays(FrozenReadable):
 
     def _rows_of(self, words: jax.Array, valid: jax.Array | None, missing: Any) -> tuple[jax.Array, jax.Array]:
         at, found, hashes = self._find(words)
-        at = jnp.where(found, at, len(self))
+        at = jnp.where(found, at, self._last)
         rows = self.rows[at].astype(jnp.float32)
         if self.scales is not None:
             rows *= self.scales[at][..., None]
@@ -139,11 +147,13 @@ class FrozenArrays(FrozenReadable):
         bits = self.starts.shape[0].bit_length() - 1
         at = self.starts[high >> (32 - bits)].astype(jnp.int32)
         at, found = (self._compare if self.window else self._search)(at, low, high)
-        return at, found & (at < len(self)), jnp.stack([low, high], -1)
+        return at, found & (at < (self._last if self.size is None else self.size)), jnp.stack([low, high], -1)
 
     def _compare(self, at: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The first hash of a bucket that is equal, and whether there is one."""
-        at = jnp.minimum(at, len(self) + 1 - self.window)  # whatever comes before a bucket is equal to none of its keys
+        at = jnp.minimum(
+            at, self._last + 1 - self.window
+        )  # whatever comes before a bucket is equal to none of its keys
         axes = lax.GatherDimensionNumbers((at.ndim, at.ndim + 1), (), (0,))
         there = lax.gather(self.hashes, at[..., None], axes, (self.window, 2), mode="clip")
         equal = (there[..., 0] == low[..., None]) & (there[..., 1] == high[..., None])
@@ -155,7 +165,7 @@ class FrozenArrays(FrozenReadable):
             there = jnp.take(self.hashes, at + (2**step - 1), axis=0, mode="clip")
             below = (there[..., 1] < high) | ((there[..., 1] == high) & (there[..., 0] < low))
             at += below.astype(jnp.int32) << step
-        at = jnp.minimum(at, len(self))
+        at = jnp.minimum(at, self._last)
         there = self.hashes[at]
         return at, (there[..., 0] == low) & (there[..., 1] == high)
 
@@ -175,36 +185,62 @@ def _with_initial(
         with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             keys64, hashes64 = (integers_of(pair, jnp.uint64) for pair in (words, hashes))
             made = initial.rows(jnp, keys64, hashes64, rows.shape[-1], pool).astype(jnp.float32)
-            made = made.astype(initial.dtype).astype(jnp.float32)
+            # XLA may compute with more bits than it is asked for, and leave out the rounding.
+            made = lax.optimization_barrier(made.astype(initial.dtype)).astype(jnp.float32)
             return jnp.where(found[..., None], rows, made)
 
     return lax.cond(found.all(), lambda rows: rows, some, rows)
 
 
-def _window_of(starts: np.ndarray, rows: int) -> int:
+def _window_of(starts: np.ndarray, rows: int, capacity: int | None) -> int:
     longest = int(np.diff(starts, append=np.uint32(rows)).max())
-    # In steps of four, so that not every release of a table is another program.
-    return 0 if longest > _WIDEST else min(max(-(-longest // 4) * 4, 1), rows + 1)
+    # In steps of four, and with a capacity at least that of a full table of random keys, so that not every release of a
+    # table is another program.
+    window = max(-(-longest // 4) * 4, 1 if capacity is None else 12)
+    return 0 if longest > _WIDEST else min(window, (rows if capacity is None else capacity) + 1)
 
 
-def arrays_of(mapped: MappedFile) -> FrozenArrays:
-    """A mapped file on the default device."""
+def _with_room(x: np.ndarray, rows: int, capacity: int) -> np.ndarray:
+    """``(capacity + 1, ...)`` of ``(rows + 1, ...)``: the last one as often as there is room."""
+    room = np.empty((capacity + 1, *x.shape[1:]), x.dtype)
+    room[:rows], room[rows:] = x[:rows], x[rows]
+    return room
+
+
+def arrays_of(mapped: MappedFile, capacity: int | None = None) -> FrozenArrays:
+    """A mapped file on the default device. capacity: rows that the arrays have room for."""
     description, arrays = mapped.description, mapped.arrays
-    if description.rows >= 2**30:
+    rows, most = description.rows, 2**30
+    if not (capacity is None or integer_in(rows, most - 1)(capacity)):
         raise fail(
-            ValueError, description.name, "as_jax", "fewer than 2**30 rows", f"{description.rows}",
+            ValueError, description.name, "as_jax", f"capacity=None, or an integer from {rows}, its rows, to 2**30 - 1",
+            repr(capacity), "let it be what the largest release will have",
+        )  # fmt: skip
+    if rows >= most:
+        raise fail(
+            ValueError, description.name, "as_jax", "fewer than 2**30 rows", f"{rows}",
             "read it by FrozenTable.lookup, on the host",
         )  # fmt: skip
-    rows = arrays["rows"].view(jnp.bfloat16) if description.dtype == "bfloat16" else arrays["rows"]
-    optional = {name: jnp.asarray(arrays[name]) if name in arrays else None for name in ("scales", "pool")}
+    parts = {name: arrays[name] for name in ("hashes", "rows", "scales") if name in arrays}
+    starts, steps = arrays["starts"], description.steps
+    if capacity is not None:
+        finer = Starts(capacity)
+        finer.add(np.asarray(parts["hashes"][:rows]))
+        starts, steps = finer.finish()
+        parts = {name: _with_room(x, rows, capacity) for name, x in parts.items()}
+    if description.dtype == "bfloat16":
+        parts["rows"] = parts["rows"].view(jnp.bfloat16)
+    window = _window_of(starts, rows, capacity)
     return FrozenArrays(
-        hashes=jnp.asarray(arrays["hashes"].view(np.uint32).reshape(-1, 2)),
-        starts=jnp.asarray(arrays["starts"]),
-        rows=jnp.asarray(rows),
-        **optional,
+        hashes=jnp.asarray(parts["hashes"].view(np.uint32).reshape(-1, 2)),
+        starts=jnp.asarray(starts),
+        rows=jnp.asarray(parts["rows"]),
+        scales=jnp.asarray(parts["scales"]) if "scales" in parts else None,
+        size=None if capacity is None else jnp.asarray(rows, jnp.int32),
+        pool=jnp.asarray(arrays["pool"]) if "pool" in arrays else None,
         name=description.name,
-        steps=description.steps,
-        window=_window_of(arrays["starts"], description.rows),
+        steps=0 if window else steps,
+        window=window,
         initial=description.initial,
         as_initial=description.missing == "init",
         key_dtype=description.key_dtype,

@@ -167,17 +167,16 @@ def test_a_missing_function_is_named(option, name, make, tmp_path):
 
 
 @slow
-def test_onto_other_shards_and_back(make, tmp_path):
+def test_onto_other_shards_and_back(make, mesh, tmp_path):
     table = many(trained(make(3, admit=kvjax.admit.MinCount(2)), TX)).pin(IDS[:2])
     was, name = table.snapshot(), table.name
-    meshes = [None, 3, 8, None, by_low_bits, None]
-    for i, mesh in enumerate(meshes):
+    for i, place in enumerate([None, 3, 8, None, by_low_bits, None]):
         save(tmp_path / str(i), {name: table})
         kvjax.drop_table(name)
-        options = {"partitioner": mesh} if callable(mesh) else {}
-        shards = 4 if callable(mesh) else mesh
+        options = {"partitioner": place} if callable(place) else {}
+        shards = 4 if callable(place) else place
         if shards:
-            options["mesh"] = jax.make_mesh((shards,), ("x",), devices=jax.devices()[:shards])
+            options["mesh"] = mesh(shards, explicit=True)
         table = restore(tmp_path / str(i), **options)[name]
         assert table.spec.num_shards == (shards or 1)
         assert diff(tmp_path / "0", tmp_path / str(i)).tables[name].changed == 0
@@ -247,8 +246,8 @@ def test_keys_that_jax_may_have_cut_are_refused(make, tmp_path):
 
 
 @pytest.mark.parametrize("num_shards", [None, pytest.param(4, marks=slow)])
-def test_some_keys_without_slots_and_merged(num_shards, make, tmp_path):
-    options = {} if num_shards is None else {"mesh": jax.make_mesh((num_shards,), ("x",), devices=jax.devices()[:4])}
+def test_some_keys_without_slots_and_merged(num_shards, make, mesh, tmp_path):
+    options = {} if num_shards is None else {"mesh": mesh(num_shards, explicit=True)}
     table = trained(make(3, **options), TX)
     save(tmp_path / "a", {"t": table})
     want = table.export(slots=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import kvjax
 from tests.support.marks import examples
-from tests.support.tables import finished
+from tests.support.tables import finished, on_gpu
 
 IDS = np.array([[5, 7, -1], [-1, -1, -1], [7, 7, 2**40]])
 FORMS = {
@@ -75,8 +75,11 @@ def test_each_is_what_it_is_alone(forms, jit):
             np.testing.assert_allclose(rows[form], want[form], 1e-6, err_msg=form)
         got, wanted = (table_of(kvjax.merge(x)) for x in (grads, want_grads))
         assert got.keys() == wanted.keys()
+        # On a GPU, XLA may leave out that gradients, of at most 1, are rounded to 16 bits: twice for a key, at most.
+        narrow = [FORMS[form]["dtype"] for form in forms if on_gpu() and "dtype" in FORMS[form]]
+        least = 1e-5 + sum(float(jnp.finfo(dtype).eps) / 2 for dtype in narrow)
         for key, (row, count) in wanted.items():
-            np.testing.assert_allclose(got[key][0], row, 1e-4, 1e-5)
+            np.testing.assert_allclose(got[key][0], row, 1e-4, least)
             assert got[key][1] == count
     finally:
         kvjax.drop_table("many")

@@ -15,6 +15,7 @@ import kvjax
 from kvjax._training.update import lowered
 from kvjax.optax import catch_up, caught_up, check_compatibility, mean_of_duplicates, partition, segments, sweep
 from tests.support.marks import examples, few, slow
+from tests.support.tables import finished, on_gpu
 
 pytestmark = pytest.mark.usefixtures("promotion")
 ROWS, DIM, BATCH = 9, 3, 8
@@ -99,6 +100,8 @@ def functions_of(name):
 
 def compare(name, table, steps, tolerance=1e-5, seed=0, between=lambda i, table: table):
     tx, (step, look) = caught(name), functions_of(name)
+    if name == "adamw" and on_gpu():  # where powers are CUDA's
+        tolerance *= 2
     start = np.asarray(table.lookup(np.arange(ROWS)), np.float64)
     want = dense(CASES[name](), start, batches(steps, seed))
     state = tx.init(DIM)
@@ -296,7 +299,7 @@ def test_a_table_without_rows_or_slots(make):
     np.testing.assert_array_equal(jax.jit(lambda t, s: caught_up(t, s, tx).lookup(0))(table, state), np.ones(DIM))
     table, _ = table.clear_slots().apply(optax.adagrad(0.1), kvjax.SparseRows(np.array([1]), jnp.ones((1, DIM))))
     with pytest.raises((ValueError, RuntimeError), match="slots"):  # of another optimizer
-        caught_up(table, state, tx).lookup(0)
+        finished(caught_up(table, state, tx).lookup(0))
 
 
 @slow

@@ -198,11 +198,11 @@ def test_a_part_of_a_state_in_the_form_of_another():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_combine_puts_versions_where_a_step_leaves_them(devices, make):
+def test_combine_puts_versions_where_a_step_leaves_them(devices, make, mesh):
     """Beside what Orbax restores, which is on its devices: else the second step would be compiled anew."""
-    mesh = jax.make_mesh((devices,), ("data",))
-    place = NamedSharding(mesh, PartitionSpec()) if devices > 1 else jax.devices()[0]
-    table = make(2, **({"mesh": mesh} if devices > 1 else {}))
+    axes = mesh(data=devices, explicit=True) if devices > 1 else None
+    place = jax.devices()[0] if axes is None else NamedSharding(axes, PartitionSpec())
+    table = make(2, mesh=axes)
     dense, tables = kvjax.orbax.split({"t": table, "w": np.ones(2, np.float32)})
 
     @jax.jit

@@ -56,6 +56,14 @@ def test_a_failure_is_told_with_its_output():
         processes.run(fail_in, 1)
 
 
+def test_what_a_process_that_has_ended_would_print_is_not_waited_for():
+    with (
+        processes.start(fail_in, 1) as group,
+        pytest.raises(AssertionError, match=r"process 1, exit code 1\n(.|\n)*ValueError: planned"),
+    ):
+        group.wait_for("step 3\n", timeout=600)
+
+
 def test_a_script_joins_by_its_flags(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -5,7 +5,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import kvjax
 from kvjax.serving import FrozenTable
 from tests.lookup.test_bags import BAD, COMBINERS, calls, reference
 from tests.support.marks import examples, slow, wide_is_slow
-from tests.support.tables import AWKWARD
+from tests.support.tables import AWKWARD, on_gpu
 
 ROWS = {int(key): row for key, row in zip(AWKWARD, np.random.default_rng(0).normal(size=(8, 3)), strict=True)}
 MISSING = np.array([0.5, -0.25, 2.0])
@@ -63,7 +62,7 @@ def test_the_tables_bags_to_the_bit(combiner, make, tmp_path):
     options = {"combiner": combiner, "mask": rng.random(9000) < 0.9, "segment_ids": ids, "num_segments": 290}
     options |= {} if combiner == "max" else {"weights": weights}
     same = np.testing.assert_array_equal
-    if jax.default_backend() != "cpu":  # where XLA divides by multiplying
+    if on_gpu():  # where XLA divides by multiplying
 
         def same(one, other):
             np.testing.assert_array_max_ulp(one, other, maxulp=4)

@@ -22,12 +22,13 @@ def test_reads_as_by_numpy(initializer, x64, make, tmp_path):
     table = make(7, initializer=INITIALIZERS[initializer], seed=2**64 - 3)
     table = table.upsert(AWKWARD, np.arange(56.0).reshape(8, 7))
     frozen = FrozenTable.write(tmp_path / "t", table)
-    arrays = frozen.as_jax()
-    assert (len(arrays), arrays.dim) == (8, 7) and not jax.tree.leaves(arrays)[0].weak_type
     want, there = frozen.lookup(QUERY, return_found=True)
-    rows, found = lookup(arrays, kvjax.keys(QUERY), return_found=True)
-    np.testing.assert_array_max_ulp(np.asarray(rows), want, 1)
-    np.testing.assert_array_equal(found, there)
+    for capacity in (None, 8, 1000):
+        arrays = frozen.as_jax(capacity=capacity)
+        assert (len(arrays), arrays.dim) == (8, 7) and not jax.tree.leaves(arrays)[0].weak_type
+        rows, found = lookup(arrays, kvjax.keys(QUERY), return_found=True)
+        np.testing.assert_array_max_ulp(np.asarray(rows), want, 1)
+        np.testing.assert_array_equal(found, there)
     assert "custom_call" not in lookup.lower(arrays, kvjax.keys(QUERY)).as_text()
     np.testing.assert_array_equal(lookup(arrays, kvjax.keys(AWKWARD)), want[:8])
 
@@ -73,14 +74,30 @@ def test_buckets_of_any_length(n, make, tmp_path):
     keys = unmixed(hashes).view(np.int64)
     table = make(1, initializer=-1.0).upsert(keys[: n + 2], np.arange(n + 2.0)[:, None])
     frozen = FrozenTable.write(tmp_path / "t", table)
-    arrays = frozen.as_jax()
-    assert (arrays.window == 0) == (n > 32)
     query = np.concatenate([keys, unmixed(np.array([n, n + 1], np.uint64)).view(np.int64)])  # also of the sentinel
-    rows, found = lookup(arrays, kvjax.keys(query), return_found=True)
-    np.testing.assert_array_equal(rows[:, 0], [*np.arange(n + 2.0), -1, -1, -1])
-    assert found.tolist() == [True] * (n + 2) + [False] * 3
-    table = table.upsert(keys[-1], [7.0])  # whose hash is that of the sentinel
-    assert lookup(FrozenTable.write(tmp_path / "t", table).as_jax(), kvjax.keys(keys[-1:])).tolist() == [[7.0]]
+    full = FrozenTable.write(tmp_path / "full", table.upsert(keys[-1], [7.0]))  # whose hash is that of the sentinel
+    for capacity in (None, n + 3, 4096):
+        arrays = frozen.as_jax(capacity=capacity)
+        assert (arrays.window == 0) == (n > 32)
+        rows, found = lookup(arrays, kvjax.keys(query), return_found=True)
+        np.testing.assert_array_equal(rows[:, 0], [*np.arange(n + 2.0), -1, -1, -1])
+        assert found.tolist() == [True] * (n + 2) + [False] * 3
+        assert lookup(full.as_jax(capacity=capacity), kvjax.keys(keys[-1:])).tolist() == [[7.0]]
+
+
+@pytest.mark.parametrize("quantise", [None, pytest.param("int8", marks=slow)])
+def test_releases_of_one_capacity_share_a_program(quantise, make, tmp_path):
+    table, programs = make(2, initializer=0.25), jax.jit(lambda arrays, keys: arrays.lookup(keys))
+    for n in (0, 5, 80, 1000):
+        table = table.upsert(np.arange(n), np.arange(2.0 * n).reshape(n, 2))
+        frozen = FrozenTable.write(tmp_path / "t", table, quantise=quantise)
+        arrays = frozen.as_jax(capacity=1000)
+        np.testing.assert_array_equal(programs(arrays, kvjax.keys(np.arange(1100))), frozen.lookup(np.arange(1100)))
+        assert len(arrays) == n
+    assert programs._cache_size() == 1
+    for wrong in (999, 2**30, 1000.0, True):
+        with pytest.raises(ValueError, match="as_jax: want capacity=None, or an integer from 1000, its rows, to"):
+            frozen.as_jax(capacity=wrong)
 
 
 def test_lookups_outside_of_jit_compile_once(make, tmp_path):

@@ -310,8 +310,9 @@ def four(folder):
 
 
 @slow
-def test_all_of_it(tmp_path):
+def test_all_of_it(mesh, tmp_path):
     """Two processes, then four on their checkpoint, then this one on that of the four."""
+    mesh = mesh(8, explicit=True)
     for target, n, devices in ((two, 2, 2), (four, 4, 1)):
         outputs = processes.run(target, str(tmp_path), n=n, devices=devices, timeout=300)
         assert all("done" in output for output in outputs)
@@ -319,7 +320,6 @@ def test_all_of_it(tmp_path):
     assert folders == [f"shard-0000{i}-of-00004" for i in range(4)]
     copies = [p.name for p in (tmp_path / "1/tables/copy").glob("shard-*") if p.is_dir()]
     assert copies == ["shard-00000-of-00001"]
-    mesh = jax.make_mesh((8,), ("x",))
     sizes = []
     for number in (1, 2, 3, 4, 5):
         for name in "tr":

@@ -91,8 +91,15 @@ class Group:
         self._children[process].send_signal(signal.SIGKILL)
 
     def wait_for(self, text: str, timeout: float = 60) -> None:
-        """Waits until every process has printed `text`."""
-        self._until(lambda: all(text in self.output(p) for p in range(len(self._files))), timeout, repr(text))
+        """Waits until every process has printed `text`. One that has ended without it fails at once."""
+
+        def over() -> bool:
+            ended = [child.poll() is not None for child in self._children]  # first, so that their outputs are whole
+            missing = [text not in self.output(p) for p in range(len(ended))]
+            assert not any(e and m for e, m in zip(ended, missing, strict=True)), self.report()
+            return not any(missing)
+
+        self._until(over, timeout, repr(text))
 
     def wait(self, timeout: float, until_failure: bool = False) -> list[int | None]:
         """Waits until all have ended, or with `until_failure` the first has failed, and gives the exit codes."""

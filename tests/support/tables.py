@@ -14,6 +14,11 @@ KEYS = np.concatenate([np.arange(40), [-1, 2**63 - 1, -(2**63), 2**40 + 7]])
 TX = optax.adagrad(0.1)
 
 
+def on_gpu():
+    """Whether programs, and so tables, are on a GPU itself, where XLA's arithmetic and memory are others."""
+    return jax.default_backend() == "gpu"
+
+
 def finished(x):
     """What calls have given, once it is there. Raises what they were refused for: those on a device say it later."""
     x = jax.block_until_ready(x)

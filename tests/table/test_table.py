@@ -12,7 +12,7 @@ import pytest
 
 import kvjax
 from tests.support.marks import few, slow, wide_is_slow
-from tests.support.tables import finished
+from tests.support.tables import finished, on_gpu
 
 SGD = optax.sgd(1.0)
 REFUSED = (ValueError, jax.errors.JaxRuntimeError)
@@ -296,6 +296,7 @@ def test_another_optimizer_needs_clear_slots(make):
 
 
 @slow
+@pytest.mark.skipif(on_gpu(), reason="limits the address space, in which a GPU's memory is not")
 def test_memory_exhaustion_is_an_error_that_changes_nothing():
     """Under a limit of address space the write fails, and the table goes on as before."""
     script = """

@@ -15,7 +15,7 @@ import pytest
 import kvjax
 from kvjax._table import handle
 from tests.support.marks import slow
-from tests.support.tables import finished
+from tests.support.tables import finished, on_gpu
 
 REFUSED = (ValueError, MemoryError, RuntimeError)
 
@@ -72,9 +72,10 @@ def test_refresh_after_an_interrupt_is_of_the_write_under_way(write, row, make, 
     """Ctrl-C while the loop waits for what a step needs, so that its write is still to come. Its handle is lost."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored behind an &
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    slow_rows = jax.jit(lambda x, last: last * jax.lax.fori_loop(0, 40, lambda _, y: y @ x, x)[:2])
+    side = 12_000 if on_gpu() else 700  # so that it takes tenths of a second
+    slow_rows = jax.jit(lambda x, last: last * jax.lax.fori_loop(0, 40, lambda _, y: y @ x, x)[:2, :700])
     step = jax.jit(lambda table, rows: write(table, kvjax.SparseRows(kvjax.keys([1, 2]), rows)))
-    table, eye = make(700), jnp.eye(700)
+    table, eye = make(700), jnp.eye(side)
     table = step(table, jax.block_until_ready(slow_rows(eye, 1.0)))  # compiled
     rows = slow_rows(eye, 2.0)
     with pytest.raises(KeyboardInterrupt):

