@@ -135,7 +135,9 @@ def test_bytes_are_those_of_a_perfect_kernel():
         ("two_tower", "--rows 500 --batch 32 --features 4", "500"),
     ],
 )
-def test_every_other_one_runs(script, args, said, tmp_path):
+def test_every_other_one_runs(script, args, said, mesh, tmp_path):
+    if "--devices" in args:
+        mesh(2)  # or it is skipped
     done = run(*args.format(tmp_path).split(), script=BENCHMARKS / f"{script}.py")
     assert done.returncode == 0 and said in done.stdout and "nan" not in done.stdout, done.stdout + done.stderr[-2000:]
 

@@ -1,6 +1,5 @@
 """Placement: which shard owns a key, and what a partitioner and a mesh have to be."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -45,8 +44,8 @@ def test_buckets_are_those_of_the_owners(mesh, shards):
         np.testing.assert_array_equal(owners == shard, (begin <= buckets) & (buckets < end))
 
 
-def test_devices_instead_of_a_mesh(make):
-    devices = jax.devices()[:2]
+def test_devices_instead_of_a_mesh(make, mesh):
+    devices = list(mesh(2).devices.flat)
     table = kvjax.get_table("t", dim=2, devices=devices).upsert(AWKWARD, np.ones((len(AWKWARD), 2)))
     assert table.spec.placement.num_shards == 2 and table.spec.placement.axes == ("devices",)
     assert len(kvjax.get_table("t", dim=2, devices=tuple(devices))) == len(kvjax.get_table("t", dim=2)) == len(AWKWARD)
@@ -55,7 +54,7 @@ def test_devices_instead_of_a_mesh(make):
         with pytest.raises(ValueError, match="want devices as a list of different JAX devices"):
             make(devices=bad)
     with pytest.raises(ValueError, match="want mesh= or devices=, not both"):
-        make(devices=devices, mesh=jax.make_mesh((2,), ("x",), devices=devices))
+        make(devices=devices, mesh=mesh(2, explicit=True))
     with pytest.raises(ValueError, match="want mesh= or devices= beside wire="):
         make(wire="bfloat16")
 
