@@ -221,7 +221,7 @@ class FrozenTable(FrozenReads):
         Args:
           capacity: how many rows the arrays have room for, by default as many as there are. Programs are compiled for
             the sizes of arrays. So the releases of a table that grows share a program if they have one capacity, and
-            the arrays are as large from the first on.
+            the arrays are as large from the first on; the host has a copy of them while they are made.
 
         Returns:
           A pytree. Pass it to compiled functions as an argument: if a function closes over it, its rows become

@@ -31,6 +31,7 @@ from kvjax.serving._format import MappedFile
 from kvjax.serving._initial import Initial
 from kvjax.serving._search import Starts
 
+_AT_ONCE = 2**20  # hashes
 _WIDEST = 32  # hashes; in a table of random keys the longest bucket has about 10
 
 
@@ -44,7 +45,7 @@ class FrozenArrays(FrozenReadable):
       starts: ``(2**bits,)`` uint32.
       rows: ``(n + 1, dim)`` as they are stored.
       scales: ``(n + 1,)`` float32, of int8 only.
-      size: ``()`` int32, how many rows there are, with a capacity only. Behind these, all that is is as it is last.
+      size: ``()`` int32, how many rows there are, with a capacity only. What is behind them repeats the last.
       pool: ``(p, dim)`` float32, of a pool of initial rows only.
       name: of the table.
       steps: of a search.
@@ -151,9 +152,8 @@ class FrozenArrays(FrozenReadable):
 
     def _compare(self, at: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The first hash of a bucket that is equal, and whether there is one."""
-        at = jnp.minimum(
-            at, self._last + 1 - self.window
-        )  # whatever comes before a bucket is equal to none of its keys
+        # Whatever comes before a bucket is equal to none of its keys.
+        at = jnp.minimum(at, self._last + 1 - self.window)
         axes = lax.GatherDimensionNumbers((at.ndim, at.ndim + 1), (), (0,))
         there = lax.gather(self.hashes, at[..., None], axes, (self.window, 2), mode="clip")
         equal = (there[..., 0] == low[..., None]) & (there[..., 1] == high[..., None])
@@ -211,21 +211,22 @@ def arrays_of(mapped: MappedFile, capacity: int | None = None) -> FrozenArrays:
     """A mapped file on the default device. capacity: rows that the arrays have room for."""
     description, arrays = mapped.description, mapped.arrays
     rows, most = description.rows, 2**30
-    if not (capacity is None or integer_in(rows, most - 1)(capacity)):
-        raise fail(
-            ValueError, description.name, "as_jax", f"capacity=None, or an integer from {rows}, its rows, to 2**30 - 1",
-            repr(capacity), "let it be what the largest release will have",
-        )  # fmt: skip
     if rows >= most:
         raise fail(
             ValueError, description.name, "as_jax", "fewer than 2**30 rows", f"{rows}",
             "read it by FrozenTable.lookup, on the host",
         )  # fmt: skip
+    if not (capacity is None or integer_in(rows, most - 1)(capacity)):
+        raise fail(
+            ValueError, description.name, "as_jax", f"capacity=None, or an integer from {rows}, its rows, to 2**30 - 1",
+            repr(capacity), "let it be what the largest release will have",
+        )  # fmt: skip
     parts = {name: arrays[name] for name in ("hashes", "rows", "scales") if name in arrays}
     starts, steps = arrays["starts"], description.steps
     if capacity is not None:
         finer = Starts(capacity)
-        finer.add(np.asarray(parts["hashes"][:rows]))
+        for begin in range(0, rows, _AT_ONCE):
+            finer.add(np.asarray(parts["hashes"][begin : min(begin + _AT_ONCE, rows)]))
         starts, steps = finer.finish()
         parts = {name: _with_room(x, rows, capacity) for name, x in parts.items()}
     if description.dtype == "bfloat16":
@@ -239,7 +240,7 @@ def arrays_of(mapped: MappedFile, capacity: int | None = None) -> FrozenArrays:
         size=None if capacity is None else jnp.asarray(rows, jnp.int32),
         pool=jnp.asarray(arrays["pool"]) if "pool" in arrays else None,
         name=description.name,
-        steps=0 if window else steps,
+        steps=steps if capacity is None or not window else 0,  # which a window does without
         window=window,
         initial=description.initial,
         as_initial=description.missing == "init",
