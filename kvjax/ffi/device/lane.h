@@ -194,36 +194,39 @@ class Lane {
   /// As the CPU's; kvjax/_training/rounding.py says what it computes.
   template <bool kHalf>
   KVJAX_HD void Stochastic(const Step& s, uint32_t rows) const {
-    const auto round = [&](uint32_t r, uint32_t word, uint32_t c) {
-      const auto before = ReadAt<uint32_t>(in_.Single(s.arg[1], r));  // columns
-      return std::bit_cast<uint32_t>(Rounded<kHalf>(r, std::bit_cast<float>(word), before + c));
-    };
     if (s.out.single) {
-      if (in_.Has(rows))
-        WriteAt(in_.Single(s.out, in_.rank()),
-                round(in_.rank(), ReadAt<uint32_t>(in_.Single(s.arg[0], in_.rank())), 0));
-      return;
+      if (!in_.Has(rows)) return;
+      const uint32_t r = in_.rank(), before = ReadAt<uint32_t>(in_.Single(s.arg[1], r));  // columns
+      const auto x = ReadAt<float>(in_.Single(s.arg[0], r));
+      return WriteAt(in_.Single(s.out, r), Rounded<kHalf>(RandomState(r), x, before));
     }
     in_.Own(rows, [&](uint32_t, uint32_t r) {
+      const uint32_t state = RandomState(r), before = ReadAt<uint32_t>(in_.Single(s.arg[1], r));
       KVJAX_ROLLED
       for (uint32_t k = 0, n = in_.Pieces(s.out); k < n; ++k) {
         const uint32_t begin = in_.Column(k);
         KVJAX_ROLLED
-        for (uint32_t c = begin; c < begin + kPiece && c < static_cast<uint32_t>(s.out.width); ++c)
-          Put(s.out, r, c, round(r, Get(s.arg[0], r, c), c));
+        for (uint32_t c = begin; c < begin + kPiece && c < static_cast<uint32_t>(s.out.width); ++c) {
+          const auto x = std::bit_cast<float>(Get(s.arg[0], r, c));
+          Put(s.out, r, c, std::bit_cast<uint32_t>(Rounded<kHalf>(state, x, before + c)));
+        }
       }
     });
   }
-  template <bool kHalf>
-  [[nodiscard]] KVJAX_HD float Rounded(uint32_t r, float x, uint32_t column) const {
-    constexpr uint32_t kTail = (1u << (kHalf ? 13 : 16)) - 1;
-    constexpr float kLargest = kHalf ? 65504.0f : 0x1.FEp127f;
+  /// Of the random bits of a row in this step.
+  [[nodiscard]] KVJAX_HD uint32_t RandomState(uint32_t r) const {
     uint32_t state = 0;
     const uint64_t facts[] = {p_.seed, static_cast<uint64_t>(step_), in_.Key(r)};
     for (const uint64_t from : facts) {
       state = Mix32((state ^ static_cast<uint32_t>(from)) + 0x9E3779B9u);
       state = Mix32((state ^ static_cast<uint32_t>(from >> 32)) + 0x9E3779B9u);
     }
+    return state;
+  }
+  template <bool kHalf>
+  [[nodiscard]] KVJAX_HD static float Rounded(uint32_t state, float x, uint32_t column) {
+    constexpr uint32_t kTail = (1u << (kHalf ? 13 : 16)) - 1;
+    constexpr float kLargest = kHalf ? 65504.0f : 0x1.FEp127f;
     const float magnitude = __builtin_fabsf(x);
     const auto bits = std::bit_cast<uint32_t>(x);
     const uint32_t random = Mix32(Mix32(state ^ Mix32(column + 1)) + bits);

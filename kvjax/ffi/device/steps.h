@@ -5,8 +5,8 @@
 // a lane only adds a few numbers; and what does not lie in whole pieces is loaded and stored by steps of its
 // own, so that all others work on pieces. So the interpreter is short: a GPU that runs it waits for code.
 //
-// A tile reads a step once for several rows. The pieces of a row are dealt out to as many lanes as it has
-// pieces, at most those of the tile, so that lanes of a tile have pieces of several narrow rows. What a row
+// A tile reads a step once for several rows. The pieces of a row are dealt out to as many lanes, a power of
+// two, at most those of the tile, so that lanes of a tile have pieces of several narrow rows. What a row
 // has one element of is of one lane: row r's of lane r.
 #pragma once
 #include <algorithm>

@@ -60,7 +60,7 @@ class Threads {
   }
   /// A piece for each thread, which runs one lane at a time.
   [[nodiscard]] Sharing SharingOf(size_t, size_t) const { return {1, threads_}; }
-  /// Whether so many tiles whose lanes have as many bytes each can.
+  /// Whether so many tiles whose lanes have as many bytes each can keep it busy.
   static bool KeepBusy(size_t, size_t) { return true; }
   template <class F>
   void Tiles(size_t n, TileMemoryView memory, F f) {
