@@ -229,6 +229,7 @@ class FrozenTable(FrozenReads):
 
         Raises:
           ValueError: there are 2**30 rows or more, or more than the capacity.
+          FrozenError: a capacity is given, and the file is damaged, so that its hashes are in no order.
 
         Example:
           >>> import jax, tempfile, kvjax, numpy as np

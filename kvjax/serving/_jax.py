@@ -27,7 +27,7 @@ from kvjax._values.errors import fail
 from kvjax._values.missing import Missing
 from kvjax._values.numbers import integer_in
 from kvjax.serving._contents import no_initial, row_of
-from kvjax.serving._format import MappedFile
+from kvjax.serving._format import FrozenError, MappedFile
 from kvjax.serving._initial import Initial
 from kvjax.serving._search import Starts
 
@@ -226,7 +226,13 @@ def arrays_of(mapped: MappedFile, capacity: int | None = None) -> FrozenArrays:
     if capacity is not None:
         finer = Starts(capacity)
         for begin in range(0, rows, _AT_ONCE):
-            finer.add(np.asarray(parts["hashes"][begin : min(begin + _AT_ONCE, rows)]))
+            some = np.asarray(parts["hashes"][begin : min(begin + _AT_ONCE, rows)])
+            if (some[1:] < some[:-1]).any():
+                raise FrozenError(
+                    f"kvjax: table {description.name!r}, as_jax: want the hashes of a frozen table in order, "
+                    "got others; the file is damaged: verify() it, and write it again"
+                )
+            finer.add(some)
         starts, steps = finer.finish()
         parts = {name: _with_room(x, rows, capacity) for name, x in parts.items()}
     if description.dtype == "bfloat16":

@@ -1,12 +1,14 @@
 """Frozen tables inside compiled programs, in plain JAX."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import kvjax
-from kvjax.serving import FrozenTable, _jax
+from kvjax.serving import FrozenError, FrozenTable, _jax
 from kvjax.serving._search import unmixed
 from tests.serving.test_frozen import INITIALIZERS, UNSEEN
 from tests.support.marks import few, slow
@@ -98,6 +100,16 @@ def test_releases_of_one_capacity_share_a_program(quantise, make, tmp_path):
     for wrong in (999, 2**30, 1000.0, True):
         with pytest.raises(ValueError, match="as_jax: want capacity=None, or an integer from 1000, its rows, to"):
             frozen.as_jax(capacity=wrong)
+
+
+def test_a_damaged_order_is_an_error(make, tmp_path):
+    frozen = FrozenTable.write(tmp_path / "t", make(1).upsert(np.arange(9), np.ones((9, 1))))
+    mapped = frozen._mapped
+    hashes = np.array(mapped.arrays["hashes"])
+    hashes[:2] = hashes[1::-1]
+    damaged = dataclasses.replace(mapped, arrays={**mapped.arrays, "hashes": hashes})
+    with pytest.raises(FrozenError, match="as_jax: want the hashes of a frozen table in order"):
+        _jax.arrays_of(damaged, 20)
 
 
 def test_lookups_outside_of_jit_compile_once(make, tmp_path):

@@ -170,6 +170,19 @@ def test_a_program_belongs_to_the_files_that_it_was_exported_with(make, tmp_path
 
 
 @slow
+def test_a_program_reads_the_releases_of_one_capacity(make, tmp_path):
+    table, program = make(1, initializer=0.5), None
+    for n in (50, 80):
+        table = table.upsert(np.arange(n), np.full((n, 1), float(n)))
+        params = {"t": FrozenTable.write(tmp_path / str(n), table).as_jax(capacity=100)}
+        if program is None:
+            program = kvjax.export(lambda params, keys: params["t"].lookup(keys), params, kvjax.keys([1]))
+            program = kvjax.Program.deserialize(program.serialize())
+        assert program(params, kvjax.keys([49])).tolist() == [[n]]
+        assert program(params, kvjax.keys([79])).tolist() == [[n if n == 80 else 0.5]]
+
+
+@slow
 def test_explicit_axes(both, mesh):
     table, arrays = both
     mesh = mesh(4, explicit=True)

@@ -106,12 +106,15 @@ void DeviceTable<Q>::Run(Q& q, const DeviceProgram<Q>& program, const StepSpan& 
   KeepHotRows(q, call, n);
 }
 
-/// Whether slots come with the step; throws where those of another optimizer are there. planned: its plan has
-/// looked at the version.
+/// Whether slots come with the step; throws where those of another optimizer are there. A planned one with
+/// another version is not to be done.
 template <class Q>
 bool DeviceTable<Q>::BringsSlots(Q& q, const StepSpan& step, bool planned) const {
-  if (!planned && !(step.layout == contents_.layout()) && !step.layout.empty())
-    (void)ExpectNow(q, Op::kApply, step.version);
+  if (step.layout == contents_.layout() || step.layout.empty()) return false;
+  const Control control = Fetch(q, control_.data());
+  const uint32_t version = Fetch(q, step.version);
+  if (planned && version != control.version) return false;
+  Expect(Name(Op::kApply), version, control);
   return AttachesSlots(spec_.name, contents_.layout(), step.layout);
 }
 

@@ -17,7 +17,7 @@
 
 namespace kvjax::device {
 
-/// Where the parts of a row are; its value is somewhere.
+/// Where the parts of a row are. Every row has a value; others may be nullptr.
 struct RowPlaces {
   std::byte *value, *slots;
   const float* gradient;
@@ -51,6 +51,11 @@ KVJAX_HD void WriteAt(std::byte* to, const T& x) {
 #endif
 }
 
+/// Where a word says.
+[[nodiscard]] KVJAX_HD inline std::byte* AddressAt(const std::byte* word) {
+  return reinterpret_cast<std::byte*>(ReadAt<uint64_t>(word));
+}
+
 /// What a lane has of an operand: its pieces, or single elements of rows. Its rows are counted by turns: in
 /// each it has pieces of one.
 struct Operand {
@@ -62,7 +67,7 @@ struct Operand {
 
   [[nodiscard]] KVJAX_HD std::byte* Of(uint32_t t, uint32_t k) const {
     std::byte* const there = at + size_t{t} * turn;
-    return (apart ? reinterpret_cast<std::byte*>(ReadAt<uint64_t>(there)) + begin : there) + size_t{k} * step;
+    return (apart ? AddressAt(there) + begin : there) + size_t{k} * step;
   }
   template <class T>
   [[nodiscard]] KVJAX_HD Piece<T> ReadPiece(uint32_t t, uint32_t k) const {
@@ -149,7 +154,7 @@ class LaneRows {
   [[nodiscard]] KVJAX_HD std::byte* Single(const Place& place, uint32_t r) const {
     if (place.space == Space::kScalars) return Word(Dealing::kRowWords + place.begin, r);
     if (place.space == Space::kShared) return Shared() + place.begin;
-    return At(Word(static_cast<uint32_t>(place.space), r)) + place.begin;
+    return AddressAt(Word(static_cast<uint32_t>(place.space), r)) + place.begin;
   }
   /// Of a place that is single or whole.
   [[nodiscard]] KVJAX_HD Operand Find(const Place& place) const {
@@ -209,10 +214,6 @@ class LaneRows {
   [[nodiscard]] KVJAX_HD std::byte* Vector(uint32_t at, uint32_t turn, uint32_t l) const {
     const uint32_t before = kWord * lanes_ * (Dealing::kRowWords + dealing_.scalars);
     return memory_ + before + size_t{kBytes} * ((turn * dealing_.pieces + at) * lanes_ + first_ + l);
-  }
-  /// Where a word says.
-  [[nodiscard]] KVJAX_HD static std::byte* At(const std::byte* word) {
-    return reinterpret_cast<std::byte*>(ReadAt<uint64_t>(word));
   }
   [[nodiscard]] KVJAX_HD std::byte* Shared() const {  // which nothing writes
     return reinterpret_cast<std::byte*>(const_cast<uint64_t*>(shared_));

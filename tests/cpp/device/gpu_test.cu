@@ -136,6 +136,11 @@ TEST(TrainingByProgram) {
   TableSpec spec = Spec(20);
   spec.initializer = {};
   programs::TrainBesideTheCpu<Stream>(spec, 50000, own.stream);
+  for (const int64_t dim : {3, 16, 64}) {  // enough for tiles of eight rows, also side by side
+    spec.dim = dim;
+    programs::TrainBesideTheCpu<Stream>(spec, 150000, own.stream);
+  }
+  spec.dim = 20;
   spec.admission.kind = AdmissionSpec::Kind::kMinCount;
   spec.admission.threshold = 2;
   spec.admission.unadmitted = AdmissionSpec::Unadmitted::kShared;

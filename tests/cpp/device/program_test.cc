@@ -236,6 +236,11 @@ TEST(TrainingIsThatOfTheCpu) {
   spec.initializer = {};
   TrainBesideTheCpu<Threads>(spec, 700);
   TrainBesideTheCpu<Lanes>(spec, 150);
+  for (const int64_t dim : {3, 8, 16}) {  // of which lanes of a tile have several rows side by side
+    spec.dim = dim;
+    TrainBesideTheCpu<Lanes>(spec, 60);
+  }
+  spec.dim = 20;
   spec.admission.kind = kvjax::AdmissionSpec::Kind::kMinCount;
   spec.admission.threshold = 2;
   spec.admission.unadmitted = kvjax::AdmissionSpec::Unadmitted::kShared;

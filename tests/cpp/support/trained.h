@@ -21,13 +21,12 @@ inline kvjax::ApplyOperands Of(const device::Gradients& g, const kvjax::SlotLayo
 /// whole numbers, so that all sums are exact.
 template <class Q, class On = Q>
 void TrainBesideTheCpu(kvjax::TableSpec spec, size_t batch, On on = On()) {
-  constexpr int32_t kDim = 20;
-  const auto dim = static_cast<size_t>(kDim);
+  const auto dim = static_cast<size_t>(spec.dim);
   data::Live cpu(spec);
   device::Device<Q> gpu(spec, on);
   const kvjax::SlotLayout layout = kvjax::SlotLayout::Parse("n|int32[]|4");
-  const kvjax::Program program =
-      kvjax::Program::Parse("t", Sgd(kDim), kDim, kvjax::RowType::kFloat32, layout);
+  const kvjax::Program program = kvjax::Program::Parse("t", Sgd(static_cast<int32_t>(spec.dim)), spec.dim,
+                                                       kvjax::RowType::kFloat32, layout);
   const float rate = 0.25f;
   uint64_t shared[2] = {0, 1};
   std::memcpy(shared, &rate, 4);
