@@ -105,6 +105,10 @@ def parser() -> argparse.ArgumentParser:
         "--weight", action="append", type=float, default=[], metavar="W",
         help="how much the rows of a checkpoint weigh in the mean; say it for each, in their order (default: 1)",
     )  # fmt: skip
+    merge.add_argument(
+        "--ancestor", metavar="CHECKPOINT",
+        help="the checkpoint from which all were trained on: only what each has changed since is merged",
+    )  # fmt: skip
     _base(merge)
 
     convert = command("convert", "a table as a file of another program, or another system's as a checkpoint")

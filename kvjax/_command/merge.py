@@ -14,8 +14,9 @@ def run(args: argparse.Namespace) -> int:
 
     with progress("reading rows", args.json):
         reports = merge(
-            args.checkpoint, args.out, args.rule, weights=args.weight or None, base=args.base, overwrite=args.overwrite
-        )
+            args.checkpoint, args.out, args.rule, ancestor=args.ancestor, weights=args.weight or None, base=args.base,
+            overwrite=args.overwrite,
+        )  # fmt: skip
     if args.json:
         print_json({name: dataclasses.asdict(report) for name, report in reports.items()})
         return 0

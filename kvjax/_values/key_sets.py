@@ -19,6 +19,12 @@ def among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
     return known[np.minimum(at, len(known) - 1)] == keys
 
 
+def runs_of(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each run of equal keys ``(n,)`` begins, and how many it has."""
+    begins = np.flatnonzero(np.diff(keys, prepend=~keys[:1]))
+    return begins, np.diff(begins, append=len(keys))
+
+
 def overlaid_counts(parts: Iterable[tuple[Columns, np.ndarray | None]]) -> dict[str, np.ndarray]:
     """What is counted of keys without a row, by the names of `ADMISSION_COLUMNS`; in no order.
 

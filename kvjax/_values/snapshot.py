@@ -72,6 +72,14 @@ def concat(parts: Sequence[Columns]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def same_bits(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Which rows ``(n, ...)`` of two arrays of a shape and a dtype are the same to the bit."""
+    if one.size == 0:
+        return np.ones(len(one), bool)
+    bits = [np.ascontiguousarray(x).view(np.uint8).reshape(len(x), -1) for x in (one, other)]
+    return (bits[0] == bits[1]).all(axis=1)
+
+
 def waiting_of(admission: Columns) -> dict[str, np.ndarray]:
     """What has an element for each waiting key, of counts of keys without a row."""
     return {name: admission[name] for name in WAITING_COLUMNS}

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from kvjax._values.snapshot import same_bits
 from kvjax.checkpoint._chain import Chain, chosen_tables, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._format import CheckpointError
@@ -176,8 +177,4 @@ def _differ(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     if old.dtype != new.dtype:
         x, y = old.astype(np.float64), new.astype(np.float64)
         return ((x != y) & ~(np.isnan(x) & np.isnan(y))).any(axis=1)
-    n = len(old)
-    if n == 0:
-        return np.zeros(0, bool)
-    bits = [np.ascontiguousarray(x).view(np.uint8).reshape(n, -1) for x in (old, new)]
-    return (bits[0] != bits[1]).any(axis=1)
+    return ~same_bits(old, new)

@@ -15,9 +15,10 @@ from kvjax._formats.source import offsets_of, row_bytes
 from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._values.exported import SLOT
 from kvjax._values.integers import as_int64
-from kvjax._values.key_sets import among
+from kvjax._values.key_sets import among, runs_of
 from kvjax._values.numbers import is_real
 from kvjax._values.snapshot import Columns, concat, take, waiting_of
+from kvjax.checkpoint._ancestor import ANCESTOR, changed, counts_since, gained
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._locate import PathLike
@@ -35,7 +36,7 @@ class MergeReport:
     Attributes:
       rows: number of rows in the merged table.
       of: number of rows in each checkpoint; 0 if it has no such table.
-      shared: number of keys of which more than one checkpoint has a row.
+      shared: number of keys of which more than one checkpoint has a row; with an ancestor, a row that is not as there.
     """
 
     rows: int
@@ -44,8 +45,8 @@ class MergeReport:
 
 
 def merge(
-    paths: Sequence[PathLike], out: PathLike, rule: MergeRule = "newest", *, weights: Sequence[float] | None = None,
-    base: PathLike | Sequence[PathLike] | None = None, overwrite: bool = False,
+    paths: Sequence[PathLike], out: PathLike, rule: MergeRule = "newest", *, ancestor: PathLike | None = None,
+    weights: Sequence[float] | None = None, base: PathLike | Sequence[PathLike] | None = None, overwrite: bool = False,
 ) -> dict[str, MergeReport]:  # fmt: skip
     """Makes one checkpoint of several, whose tables were trained apart: in several regions, say, or on parts of the
     data. It makes no tables, and needs no memory for all rows. The checkpoints themselves are not changed.
@@ -63,12 +64,20 @@ def merge(
     greatest is taken; a key with a row does not wait. Tables that only some checkpoints have are merged of these. If a
     merged table has more rows than its limit, a restore refuses it: `prune` it with ``top_k=`` first.
 
+    Tables that went on from one checkpoint are merged with it as `ancestor`. The rule is then about the rows that are
+    not, to the bit, as they were there: a row that one table alone has changed is taken from it. A row that a table has
+    removed or evicted goes, unless another has changed or pinned it. Frequencies and counts of waiting keys are those
+    of the ancestor and what each table has added to them; in the mean of "frequency", rows weigh as much as they were
+    seen since. A key is pinned or not as the table has it that changed that.
+
     Args:
       paths: folders of checkpoints, of steps of an Orbax ``CheckpointManager``, or of managers (their last steps are
         read). Tables of the same name need the same options; the seed is one of them, so that keys without a row read
         the same everywhere.
       out: folder of the new checkpoint, where nothing is yet, and not inside another checkpoint.
       rule: which row a key gets that several checkpoints have.
+      ancestor: the checkpoint from which all of `paths` were trained on, as a path like theirs. By default they have
+        none, or it counts once in each of them.
       weights: of each path, positive: how much its rows weigh in a mean. By default 1 each.
       base: where to look for the checkpoints that deltas build on, as in `restore`.
       overwrite: replace the checkpoint that is there, if it is none of `paths`, and nothing builds on it.
@@ -79,8 +88,8 @@ def merge(
     Raises:
       CheckpointError: a checkpoint is not there, or damaged, or `out` is taken, in a checkpoint, or one that others
         build on.
-      ValueError: tables of one name have other options or slots, there are no paths, or the rule or the weights are
-        none.
+      ValueError: tables of one name have other options or slots, the ancestor has a later step than a path, there are
+        no paths, or the rule or the weights are none.
 
     Example:
       >>> import kvjax, numpy as np, tempfile
@@ -100,10 +109,14 @@ def merge(
     weigh = _checked(paths, rule, weights)
     target = anywhere(out, "merge").resolve()
 
+    read = [*paths, *([] if ancestor is None else [ancestor])]
+
     def with_chains(chains: tuple[Chain, ...]) -> dict[str, MergeReport]:
-        if len(chains) < len(paths):
-            return unreplaced(paths[len(chains)], base, "merge", lambda chain: with_chains((*chains, chain)))
-        return _merge(chains, target, overwrite, rule, weigh)
+        if len(chains) < len(read):
+            return unreplaced(read[len(chains)], base, "merge", lambda chain: with_chains((*chains, chain)))
+        for chain in chains:
+            check_free(target, overwrite, "merge", chain)
+        return _merge(chains[: len(paths)], [*chains[len(paths) :]], target, overwrite, rule, weigh)
 
     return with_chains(())
 
@@ -134,14 +147,15 @@ def _checked(paths: Sequence[PathLike], rule: str, weights: Sequence[float] | No
 
 
 def _merge(
-    chains: Sequence[Chain], target: AnyPath, overwrite: bool, rule: MergeRule, weigh: Sequence[float]
-) -> dict[str, MergeReport]:
-    for chain in chains:
-        check_free(target, overwrite, "merge", chain)
+    chains: Sequence[Chain], ancestors: Sequence[Chain], target: AnyPath, overwrite: bool, rule: MergeRule,
+    weigh: Sequence[float],
+) -> dict[str, MergeReport]:  # fmt: skip
     merged: dict[str, _Merged] = {}
     for name in dict.fromkeys(name for chain in chains for name in chain.names):
         having = [i for i, chain in enumerate(chains) if name in chain.names]
-        merged[name] = _Merged([ChainRows(chains[i], name) for i in having], rule, [weigh[i] for i in having], having)
+        tables = [ChainRows(chains[i], name) for i in having]
+        ancestor = next((ChainRows(chain, name) for chain in ancestors if name in chain.names), None)
+        merged[name] = _Merged(tables, ancestor, rule, [weigh[i] for i in having], having)
     with new_checkpoint(target, overwrite, "merge", chains[0]) as folder:
         return {name: each.write(folder, len(chains)) for name, each in merged.items()}
 
@@ -151,6 +165,7 @@ class _Merged:
 
     Args:
       tables: the rows of each that has it.
+      ancestor: the rows that they began with, if that is known.
       rule: what a key gets that several have.
       weigh: the weight of each.
       having: which of the paths have it.
@@ -160,21 +175,40 @@ class _Merged:
     """
 
     def __init__(
-        self, tables: Sequence[ChainRows], rule: MergeRule, weigh: Sequence[float], having: Sequence[int]
-    ) -> None:
-        self._tables, self._rule, self._weigh, self._having = tables, rule, weigh, having
+        self, tables: Sequence[ChainRows], ancestor: ChainRows | None, rule: MergeRule, weigh: Sequence[float],
+        having: Sequence[int],
+    ) -> None:  # fmt: skip
+        self._tables, self._ancestor, self._rule, self._weigh, self._having = tables, ancestor, rule, weigh, having
         self._name = tables[0].name
-        for table in tables:
+        self._read = tables if ancestor is None else [ancestor, *tables]
+        for table in self._read:
             table.check_sizes()
         with_slots = [table for table in tables if table.meta["slots"]]
         self._whole = (with_slots or tables)[0]
         self._check_alike(with_slots)
+        self._compared: list[str] = []
+        if ancestor is not None:
+            self._check_earlier(ancestor)
+            # Where one was saved without slots, nobody knows whether they have changed.
+            all_slots = all(table.meta["slots"] for table in self._read)
+            names = ["values", "freqs", "versions", *(["has_slots"] if all_slots else [])]
+            self._compared = [*names, *(n for n in self._whole.types if n.startswith(SLOT) and all_slots)]
+
+    def _check_earlier(self, ancestor: ChainRows) -> None:
+        before, steps = ancestor.meta["last_step"], [table.meta["last_step"] for table in self._tables]
+        if min(steps) < before:
+            raise ValueError(
+                f"kvjax: table {self._name!r}, merge: want an ancestor from which all checkpoints were trained on, got "
+                f"one of step {before} for those of steps {steps}; give the checkpoint that they began with"
+            )
 
     def _check_alike(self, with_slots: Sequence[ChainRows]) -> None:
-        metas = [table.meta for table in self._tables]
+        metas = [table.meta for table in self._read]
         fields = {field for meta in metas for field in meta} - _MAY_DIFFER
         found = {field: [meta.get(field) for meta in metas] for field in sorted(fields)}
         found["slots"] = [table.meta["slots"] for table in with_slots]
+        if with_slots and self._ancestor is not None and self._ancestor.meta["slots"]:
+            found["slots"] = [self._ancestor.meta["slots"], *found["slots"]]
         found = {field: said for field, said in found.items() if any(each != said[0] for each in said)}
         if found:
             got = "; ".join(f"{field}: {' and '.join(f'{each}' for each in said)}" for field, said in found.items())
@@ -182,7 +216,7 @@ class _Merged:
                 f"kvjax: table {self._name!r}, merge: want tables with the same options, got others ({got:.500}); make "
                 "the tables that are trained apart with the same options, seed= included"
             )
-        pools = [table.pool() for table in self._tables]
+        pools = [table.pool() for table in self._read]
         if any(not np.array_equal(pool[name], pools[0][name]) for pool in pools for name in pool):
             raise ValueError(
                 f"kvjax: table {self._name!r}, merge: want tables with the same pool of initial rows, got others; make "
@@ -195,7 +229,8 @@ class _Merged:
         admission = self._counts()
         waiting = admission.get("pending_keys", _NONE)
         of_waiting, waits = buckets_of(waiting), np.ones(len(waiting), bool)
-        for first, last in cuts(self._tables, sum(row_bytes(self._whole.types[name]) for name in _NEEDED)):
+        width = None if self._compared else sum(row_bytes(self._whole.types[name]) for name in _NEEDED)
+        for first, last in cuts(self._read, width):
             columns, again = self._piece(first, last, ["keys", "pinned"])
             counts += np.bincount(buckets_of(columns["keys"]), minlength=host.NUM_BUCKETS)
             shared += again
@@ -208,7 +243,7 @@ class _Merged:
         if any(part.any() for part in pinned):
             whole["pinned"] = np.concatenate(pinned)
         names = [name for name in self._whole.types if name != "pinned"]
-        pieces = (self._piece(*some, names)[0] for some in cuts(self._tables))
+        pieces = (self._piece(*some, names)[0] for some in cuts(self._read))
         step = max(table.meta["last_step"] for table in self._tables)
         write_table(directory, self._whole, {"last_step": step}, whole, names, pieces, "merge")
         sizes = dict(zip(self._having, (table.num_rows for table in self._tables), strict=True))
@@ -216,17 +251,24 @@ class _Merged:
 
     def _piece(self, first: int, last: int, names: Sequence[str]) -> tuple[dict[str, np.ndarray], int]:
         """The columns of the rows of some buckets, sorted by (bucket, key), and how many keys have several rows."""
-        types = {name: kind for name, kind in self._whole.types.items() if name in (*_NEEDED, *names)}
+        needed = (*_NEEDED, "pinned", *self._compared) if self._ancestor else _NEEDED
+        types = {name: kind for name, kind in self._whole.types.items() if name in (*needed, *names)}
         parts: list[dict[str, np.ndarray]] = []
-        for table in self._tables:
+        for table in self._read:
             found = table.between(first, last, list(types))
             n = len(found["keys"])
             parts.append({name: found.get(name, np.zeros((n, *kind[1]), kind[0])) for name, kind in types.items()})
         rows, part = concat(parts), np.repeat(np.arange(len(parts)), [len(found["keys"]) for found in parts])
         keys = as_int64(rows["keys"])
         order = np.argsort(keys, kind="stable")  # so the rows of a key are in the order of the paths
-        begins = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
-        sizes = np.diff(begins, append=len(keys))
+        if self._ancestor is not None:
+            part += ANCESTOR
+            since = changed(rows, part, order, len(self._tables), self._compared)
+            order = since.order
+            rows["pinned"][order] = since.pinned
+            rows["before"] = np.zeros(len(keys), np.int64)
+            rows["before"][order] = since.freqs_before
+        begins, sizes = runs_of(keys[order])
         several = sizes > 1
         at, of = order[np.repeat(several, sizes)], sizes[several]  # the rows of keys that have more than one
         ends = np.cumsum(of)
@@ -238,7 +280,7 @@ class _Merged:
         if len(of):
             place = np.flatnonzero(several[sort])  # of these keys in the result; and which of them is there
             which = (np.cumsum(several) - 1)[sort[place]]
-            for name, merged in self._merged({name: rows[name][at] for name in types}, part[at], ends - of, of).items():
+            for name, merged in self._merged(take(rows, at), part[at], ends - of, of).items():
                 if name in out:
                     out[name][place] = merged[which].astype(out[name].dtype)
         return out, len(of)
@@ -258,13 +300,16 @@ class _Merged:
     def _mean(self, rows: Columns, part: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> dict[str, np.ndarray]:
         """As `_merged`, of a mean."""
         weights = np.array(self._weigh)[part]
-        counts = rows["freqs"] if self._rule == "frequency" else np.ones(len(part), np.int64)
+        before = rows.get("before", np.zeros(len(part), np.int64))
+        seen_by = gained(rows["freqs"], before)
+        counts = seen_by if self._rule == "frequency" else np.ones(len(part), np.int64)
         seen = np.repeat(np.add.reduceat(counts, starts) > 0, sizes)
         weights = weights * np.where(seen, counts, 1)
         out = {
-            "freqs": np.add.reduceat(rows["freqs"], starts), "versions": np.maximum.reduceat(rows["versions"], starts),
+            "freqs": before[starts] + np.add.reduceat(seen_by, starts),
+            "versions": np.maximum.reduceat(rows["versions"], starts),
             "has_slots": np.logical_or.reduceat(rows["has_slots"], starts),
-        }  # fmt: skip
+        }
         if "values" in rows:
             out["values"] = _weighted(rows["values"], weights, starts, sizes)
         trained = rows["has_slots"]
@@ -283,19 +328,22 @@ class _Merged:
 
     def _counts(self) -> dict[str, np.ndarray]:
         """What is known of keys without a row; waiting keys are sorted by (bucket, key)."""
-        found = [table.counts() for table in self._tables]
+        found: list[Columns] = [table.counts() for table in self._tables]
+        if self._ancestor is not None and self._rule != "newest":
+            found = counts_since(found, self._ancestor.counts())
         out: dict[str, np.ndarray] = {}
         combine = np.maximum if self._rule == "newest" else np.add
         sketches = [counts["sketch"] for counts in found if "sketch" in counts]
         if sketches:
             cells = combine.reduce(np.array(sketches, np.int64), axis=0)
-            out["sketch"] = np.minimum(cells, np.iinfo(np.uint16).max).astype(np.uint16)
+            out["sketch"] = np.clip(cells, 0, np.iinfo(np.uint16).max).astype(np.uint16)
         waiting = [waiting_of(counts) for counts in found if "pending_keys" in counts]
         if waiting:
             columns = concat(waiting)
             keys, of = np.unique(columns["pending_keys"], return_inverse=True)
             counts = np.zeros(len(keys), np.int64)
             combine.at(counts, of, columns["pending_counts"])
+            keys, counts = keys[counts > 0], counts[counts > 0]
             order = by_bucket(keys)[0]
             out |= {"pending_keys": keys[order], "pending_counts": counts[order]}
         return out

@@ -20,11 +20,12 @@ from tests.support.marks import few, slow
 KEYS = [0, -1, 7, 2**40, -(2**63), 2**63 - 1]
 
 
-def write(path, contents, with_slots=True, **options):
+def write(path, contents, with_slots=True, last_step=None, **options):
     """A checkpoint of the table "t".
 
     Args:
       contents: of each key its row (2 numbers), count and mu or None, frequency, row version, and whether it is pinned.
+      last_step: of the table; by default the greatest row version.
     """
     keys = np.array(list(contents), np.int64)
     columns = list(zip(*contents.values(), strict=True)) or [()] * 5
@@ -34,7 +35,8 @@ def write(path, contents, with_slots=True, **options):
     exported = Exported(
         keys, np.array(columns[0], np.float32).reshape(-1, 2), np.array(columns[2], np.int64),
         np.array(columns[3], np.int64), {"count": count, "mu": mu} if with_slots else {},
-        has & with_slots, np.array(columns[4], bool), max(columns[3], default=0), len(keys),
+        has & with_slots, np.array(columns[4], bool),
+        max(columns[3], default=0) if last_step is None else last_step, len(keys),
     )  # fmt: skip
     options = {"dim": 2, "seed": 1} | options
     table = Imported(exported, "int64", "a test", ()).load(kvjax.get_table("t", **options), cast=True)
@@ -49,19 +51,30 @@ def read(path):
     return dict(zip(found.keys.tolist(), zip(*columns, strict=True), strict=True))
 
 
-def merged(parts, rule, weights):
+def merged(parts, rule, weights, ancestor=()):
     """As `merge` should."""
-    out = {}
+    out, ancestor = {}, dict(ancestor)
     for key in {key for part in parts for key in part}:
         found = [(part[key], w) for part, w in zip(parts, weights, strict=True) if key in part]
+        before = 0
+        if key in ancestor:
+            old, pins = ancestor[key], [key in part and part[key][4] for part in parts]
+            before, pinned = old[2], all(pins) if old[4] else any(pins)
+            differ = [item for item in found if repr(item[0][:4]) != repr(old[:4])]  # -0.0 is not 0.0
+            if not differ and len(found) < len(parts) and not pinned:
+                continue
+            found = [((*row[:4], pinned), w) for row, w in differ or found[-1:]]
         newest = max(enumerate(found), key=lambda item: (item[1][0][3], item[0]))[1][0]
         pinned = any(row[4] for row, _ in found)
         if rule == "newest" or len(found) == 1:
             out[key] = (*newest[:4], pinned)
             continue
 
-        def mean(items, value, rule=rule):
-            counts = [row[2] if rule == "frequency" else 1 for row, _ in items]
+        def gained(row, before=before):
+            return row[2] - before if row[2] >= before else row[2]
+
+        def mean(items, value, rule=rule, gained=gained):
+            counts = [gained(row) if rule == "frequency" else 1 for row, _ in items]
             shares = [c * w for c, (_, w) in zip(counts if any(counts) else [1] * len(items), items, strict=True)]
             return np.average([value(row) for row, _ in items], 0, shares)
 
@@ -70,7 +83,8 @@ def merged(parts, rule, weights):
         if trained:
             slots = max(row[1][0] for row, _ in trained), np.float32(mean(trained, lambda row: row[1][1]))
         values = np.float32(mean(found, lambda row: row[0])).tolist()
-        out[key] = (values, slots, sum(row[2] for row, _ in found), max(row[3] for row, _ in found), pinned)
+        freq = before + sum(gained(row) for row, _ in found)
+        out[key] = (values, slots, freq, max(row[3] for row, _ in found), pinned)
     return out
 
 
@@ -83,20 +97,33 @@ parts = st.lists(st.dictionaries(st.sampled_from(KEYS), row), min_size=1, max_si
 
 
 @settings(max_examples=25)
-@given(parts=parts, rule=st.sampled_from(["newest", "mean", "frequency"]), data=st.data(), small=st.booleans())
-def test_every_row_is_what_the_rule_says(parts, rule, data, small, tmp_path_factory):
+@given(
+    parts=parts, begun=st.booleans(), rule=st.sampled_from(["newest", "mean", "frequency"]), data=st.data(),
+    small=st.booleans(),
+)  # fmt: skip
+def test_every_row_is_what_the_rule_says(parts, begun, rule, data, small, tmp_path_factory):
     folder = tmp_path_factory.mktemp("m")
+    ancestor = None
+    if begun:
+        ancestor = data.draw(st.dictionaries(st.sampled_from(KEYS), row))
+        kept = [data.draw(st.sets(st.sampled_from(KEYS))) for _ in parts]  # of which a part has what the ancestor had
+        parts = [
+            part | {k: ancestor[k] for k in keep & ancestor.keys()} for part, keep in zip(parts, kept, strict=True)
+        ]
+        write(folder / "ancestor", ancestor, last_step=3)
     weights = [1.0] * len(parts)
     if rule != "newest":
         weights = data.draw(st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=len(parts), max_size=len(parts)))
     for i, part in enumerate(parts):
-        write(folder / f"{i}", part)
+        write(folder / f"{i}", part, last_step=3)
     with pytest.MonkeyPatch.context() as patched:
         if small:
             patched.setattr(source, "PIECE_BYTES", 16)  # a bucket or a few at a time
         paths = [folder / f"{i}" for i in range(len(parts))]
-        report = merge(paths, folder / "out", rule, weights=None if rule == "newest" else weights)["t"]
-    wanted, found = merged(parts, rule, weights), read(folder / "out")
+        weighted = None if rule == "newest" else weights
+        began = folder / "ancestor" if begun else None
+        report = merge(paths, folder / "out", rule, ancestor=began, weights=weighted)["t"]
+    wanted, found = merged(parts, rule, weights, ancestor or ()), read(folder / "out")
     assert found.keys() == wanted.keys()
     for key, (values, slots, *rest) in wanted.items():
         np.testing.assert_allclose(found[key][0], values, rtol=1e-6, atol=1e-7)
@@ -104,7 +131,8 @@ def test_every_row_is_what_the_rule_says(parts, rule, data, small, tmp_path_fact
         if slots is not None:
             np.testing.assert_allclose(found[key][1], slots, rtol=1e-6, atol=1e-7)
         assert list(found[key][2:]) == rest
-    shared = sum(sum(key in part for part in parts) > 1 for key in wanted)
+    old = {key: repr(row[:4]) for key, row in (ancestor or {}).items()}
+    shared = sum(sum(key in part and repr(part[key][:4]) != old.get(key) for part in parts) > 1 for key in wanted)
     assert report == MergeReport(len(wanted), tuple(map(len, parts)), shared)
     table = restore(folder / "out")["t"]
     assert len(table) == len(wanted)
@@ -142,6 +170,58 @@ def test_counts_of_keys_without_a_row(rule, make, tmp_path):
         assert table.contains([5, 9]).all()
         assert table.stats().tracked == (3 if isinstance(admit, kvjax.admit.MinCount) else 0)  # a sketch counts no keys
         kvjax.drop_table("t")
+
+
+@pytest.mark.parametrize("rule", few(["newest", "mean"], 1))
+def test_counts_since_an_ancestor(rule, tmp_path):
+    """What the ancestor has counted counts once; and a key that it had alone, and both forgot, waits no more."""
+    sgd, ones = optax.sgd(0.1), lambda keys: kvjax.SparseRows(np.array(keys), jnp.ones((len(keys), 2)))
+    for admit in (kvjax.admit.MinCount(9), kvjax.admit.Sketch(9)):
+        folder = tmp_path / admit.__class__.__name__
+        table = kvjax.get_table("t", dim=2, admit=admit, seed=3).apply(sgd, ones([1, 1, 2, 4]))[0]
+        save(folder / "0", [table])
+        for name, keys in (("a", [1, 2, 3]), ("b", [1, 1, 2, 2])):
+            kvjax.drop_table("t")
+            table = restore(folder / "0")["t"].apply(sgd, ones(keys))[0]
+            save(folder / name, [table.remove([4])])
+        merge([folder / "a", folder / "b"], folder / "out", rule, ancestor=folder / "0")
+        kvjax.drop_table("t")
+        table = restore(folder / "out")["t"]
+        counts = [4, 3, 1] if rule == "newest" else [5, 4, 1]
+        assert table.frequency(np.array([1, 2, 3])).tolist() == counts and len(table) == 0
+        assert table.stats().tracked == (3 if isinstance(admit, kvjax.admit.MinCount) else 0)
+        kvjax.drop_table("t")
+
+
+def test_training_apart_from_an_ancestor_and_its_deltas(mesh, tmp_path):
+    """Each table takes the rows of the other, of what one removed nothing is left, and the ancestor is a delta."""
+    tx, keys = optax.trace(0.5), np.arange(40)
+
+    def train(table, keys):
+        return table.apply(tx, kvjax.SparseRows(keys, jnp.ones((len(keys), 2))))[0]
+
+    table = kvjax.get_table("t", dim=2, mesh=mesh(2), seed=1).upsert([99], [[1.0, 1.0]])
+    save(tmp_path / "0", [table], cursor="c")
+    save(tmp_path / "1", [train(table, keys)], since="c")
+    kvjax.drop_table("t")
+    wanted = restore(tmp_path / "1")["t"]
+    for name, part, gone in (("a", keys[:20], [30, 39]), ("b", keys[20:30], [0, 38])):
+        table = train(restore(tmp_path / "1", {"t": name})["t"], part).remove(gone)
+        save(tmp_path / name, {"t": table})
+        kvjax.drop_table(name)
+    report = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out", "mean", ancestor=tmp_path / "1")["t"]
+    # 0 was trained in one and removed in the other, so it stays; 30, 38 and 39 were removed and not trained.
+    assert report == MergeReport(38, (39, 39), 0)
+    wanted = train(train(wanted, keys[:20]), keys[20:30]).remove([30, 38, 39])
+    save(tmp_path / "wanted", [wanted])
+    (one,), (other,) = (rows(tmp_path / name, "t", slots=True) for name in ("out", "wanted"))
+    np.testing.assert_array_equal(one.keys, other.keys)
+    np.testing.assert_array_equal(one.freqs, other.freqs)
+    np.testing.assert_array_equal(one.values, other.values)
+    for name in one.slots:
+        np.testing.assert_array_equal(one.slots[name], other.slots[name])
+    with pytest.raises(ValueError, match=r"'t', merge: want an ancestor .* step 2 for those of steps \[1\]; give the"):
+        merge([tmp_path / "1"], tmp_path / "no", ancestor=tmp_path / "a")
 
 
 def test_deltas_shards_and_pools(make, mesh, tmp_path):
@@ -197,11 +277,14 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path):
 @slow
 def test_the_command(tmp_path, capsys):
     write(tmp_path / "a", {1: ([1.0, 2.0], None, 1, 1, False), 2: ([0.0, 0.0], None, 1, 1, False)})
-    write(tmp_path / "b", {1: ([3.0, 4.0], None, 3, 0, False)})
+    write(tmp_path / "b", {1: ([3.0, 4.0], None, 3, 1, False)})
     paths = [str(tmp_path / name) for name in ("a", "b", "out")]
     assert main(["merge", *paths, "--rule", "frequency", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"t": {"rows": 2, "of": [2, 1], "shared": 1}}
     assert read(tmp_path / "out")[1][:1] == ([2.5, 3.5],)
     assert main(["merge", *paths, "--overwrite", "--weight", "3", "--weight", "1", "--rule", "mean"]) == 0
     assert "shared" in capsys.readouterr().out and read(tmp_path / "out")[1][:1] == ([1.5, 2.5],)
+    began = str(tmp_path / "a")
+    assert main(["merge", *paths, "--overwrite", "--rule", "mean", "--ancestor", began, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["t"]["rows"] == 1 and read(tmp_path / "out").keys() == {1}
     assert main(["merge", *paths]) == 2 and "which exists" in capsys.readouterr().err
