@@ -24,7 +24,7 @@ from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values import combiners
-from kvjax._values.arrays import ArrayLike, by_value, uncut
+from kvjax._values.arrays import ArrayLike, by_value, one_program, uncut
 from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
 from kvjax._values.combiners import Combiner, Sums
 from kvjax._values.dtypes import check_result
@@ -152,19 +152,19 @@ def bags_in(
         query = Query(keys, mask)
     if given is not None:
         bags, (ids, fit) = given.number, _ids_of(table, given, keys.shape[0], op)
-        ids = ids if mask is None else jnp.where(mask, ids, -1)
-        query = Query(keys, (ids >= 0) & (ids < bags))
+        ids, used = _in_bags(bags, ids, mask)
+        query = Query(keys, used)
 
     def made_of(rows: jax.Array) -> jax.Array:
         rows = clip_norm(jnp, rows, max_norm, table.name, op)
-        combine = functools.partial(_combine, _sums_of(table), combiner, empty is not None)
+        how = (_sums_of(table), combiner, empty is not None)
         if given is None:
-            padded = functools.partial(_combine_padded, combine)
+            padded = functools.partial(_combine_padded, *how)
             made, *filled = mesh.over_batch(_spec_of_rows(table), op, padded, keys.ndim - 1, rows, mask, weights)
         else:
 
             def run(*operands: Any) -> Any:
-                return (), combine(bags, *operands)
+                return (), _combine(*how, bags, *operands)
 
             made, *filled = as_auto(run, (), ids, rows, weights)[1]
         if empty is not None:
@@ -174,6 +174,13 @@ def bags_in(
         return made.astype(rows.dtype if dtype is None else dtype)
 
     return query, made_of
+
+
+@one_program(0)
+def _in_bags(bags: int, ids: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:
+    """Ids ``(n,)`` with -1 for padding, and which of them are of a bag."""
+    ids = ids if mask is None else jnp.where(mask, ids, -1)
+    return ids, (ids >= 0) & (ids < bags)
 
 
 def _sums_of(table: Readable) -> Sums:
@@ -187,19 +194,21 @@ def _spec_of_rows(table: Readable) -> TableSpec | None:
     return dataclasses.replace(spec, placement=None) if follows and spec is not None else spec
 
 
+@one_program(0, 1, 2, 3)
 def _combine(sums: Sums, combiner: str, counted: bool, bags: int, ids: Any, rows: jax.Array, weights: Any) -> Any:
     """Bags ``(bags, dim)`` float32 of rows ``(n, dim)``, and if that is asked for which have any, ``(bags,)`` bool."""
     made = combiners.combine(jnp, sums, combiner, bags, ids, rows.astype(jnp.float32), weights)
     return (made, combiners.counts(jnp, sums, bags, ids) > 0) if counted else (made,)
 
 
-def _combine_padded(combine: Callable[..., Any], rows: jax.Array, mask: Any, weights: Any) -> Any:
+@one_program(0, 1, 2)
+def _combine_padded(sums: Sums, combiner: str, counted: bool, rows: jax.Array, mask: Any, weights: Any) -> Any:
     """The same of rows ``(bags, L, dim)``."""
     bags, length, dim = rows.shape
     ids = jnp.broadcast_to(jnp.arange(bags, dtype=jnp.int32)[:, None], (bags, length))
     ids = ids if mask is None else jnp.where(mask, ids, -1)
     flat = None if weights is None else weights.reshape(-1)
-    return combine(bags, ids.reshape(-1), rows.reshape(-1, dim), flat)
+    return _combine(sums, combiner, counted, bags, ids.reshape(-1), rows.reshape(-1, dim), flat)
 
 
 def _ids_of(table: Readable, given: Bags, n: int, op: str) -> tuple[jax.Array, jax.Array | None]:

@@ -21,14 +21,14 @@ from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import opaque_canary
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._lookup.readable import FrozenReadable
-from kvjax._lookup.taps import Site, Tape, counts_of, words_of
+from kvjax._lookup.taps import Site, Tape, words_of
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._table.handle import check_one_version, check_without_a_view, with_tape
 from kvjax._table.table import Table, is_table
 from kvjax._table.untaped import untaped
-from kvjax._values.arrays import PyTree
+from kvjax._values.arrays import PyTree, one_program
 from kvjax._values.errors import fail, level_of_user
 from kvjax.ffi import host
 
@@ -275,15 +275,16 @@ def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequenc
         return _empty(table).replace(canary=canary)
     if len(taps) == 1:
         ((rows, digits, _),) = taps
-        keys = Keys(words_of(digits) ^ behind)
-        return SparseRows(keys, rows, counts_of(digits)).replace(canary=canary, **_made(table))
-
-    def run(*taps: Any) -> Any:
-        rows = jnp.concatenate([row.reshape(-1, table.dim) for row, _, _ in taps])
-        digits = jnp.concatenate([d.reshape(-1, d.shape[-1]) for _, d, _ in taps])
-        return (words_of(digits), rows, counts_of(digits)), ()
-
+        words, counts = words_of(digits, behind)
+        return SparseRows(Keys(words), rows, counts).replace(canary=canary, **_made(table))
     first = taps[0][1]
     even = sum(d.size // 5 for _, d, _ in taps) % max(1, jax.typeof(first).sharding.mesh.size) == 0
-    words, rows, counts = as_auto(run, sharding_of(first, 1) if even else (), *taps)[0]
-    return SparseRows(Keys(words ^ behind), rows, counts).replace(canary=canary, **_made(table))
+    words, rows, counts = as_auto(_joined, sharding_of(first, 1) if even else (), behind, *taps)[0]
+    return SparseRows(Keys(words), rows, counts).replace(canary=canary, **_made(table))
+
+
+@one_program()
+def _joined(behind: jax.Array, *taps: Any) -> Any:
+    rows = jnp.concatenate([row.reshape(-1, row.shape[-1]) for row, _, _ in taps])
+    words, counts = words_of(jnp.concatenate([d.reshape(-1, d.shape[-1]) for _, d, _ in taps]), behind)
+    return (words, rows, counts), ()

@@ -61,10 +61,6 @@ def spec_of(readable: Readable) -> TableSpec | None:
     return readable.spec if isinstance(readable, Table) else None
 
 
-def key_dtype_of(readable: Readable) -> str:
-    return readable.spec.key_dtype if isinstance(readable, Table) else readable.key_dtype
-
-
 def keys_of_readable(readable: Readable, keys: Any, op: str) -> Keys:
     """Keys ``(...)`` as it has them, checked."""
     if isinstance(readable, Table):

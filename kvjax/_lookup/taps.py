@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters.partial_eval import DynamicJaxprTracer
@@ -24,6 +25,7 @@ from jax.sharding import AxisType
 from kvjax._keys.keys import Keys
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_like, zeros
+from kvjax._values.arrays import one_program
 from kvjax._values.errors import fail
 
 
@@ -40,31 +42,48 @@ def _attach_fwd(
 
 def _attach_bwd(residuals: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[Any, ...]:
     words, mask, used = residuals
-    digits = jnp.concatenate([words & jnp.uint32(0xFFFF), words >> jnp.uint32(16)], -1)
-    digits = jnp.concatenate([digits.astype(jnp.float32), mask[..., None].astype(jnp.float32)], -1)
-    return None, (cotangent.astype(jnp.float32), digits, used), None, None, None
+    return None, (*_sent(cotangent, words, mask), used), None, None, None
 
 
 _attach.defvjp(_attach_fwd, _attach_bwd)
 
 
-def words_of(digits: jax.Array) -> jax.Array:
-    """The words ``(..., 2)`` of keys, from their digits ``(..., 5)``."""
+@one_program()
+def _sent(cotangent: jax.Array, words: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    digits = jnp.concatenate([words & jnp.uint32(0xFFFF), words >> jnp.uint32(16)], -1)
+    digits = jnp.concatenate([digits.astype(jnp.float32), mask[..., None].astype(jnp.float32)], -1)
+    return cotangent.astype(jnp.float32), digits
+
+
+@one_program()
+def words_of(digits: jax.Array, behind: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The words of keys that came home, and whether they count.
+
+    Args:
+      digits: ``(..., 5)`` float32.
+      behind: ``()`` uint32, a 0 without which there are no words.
+
+    Returns:
+      ``(..., 2)`` uint32; and int32 ``(...)``, 1 for keys that were looked up, and 0 for padding, also of a lookup in a
+      branch of a cond that was not taken.
+    """
     low, high = jnp.split(digits[..., :4].astype(jnp.uint32), 2, -1)
-    return low | (high << jnp.uint32(16))
-
-
-def counts_of(digits: jax.Array) -> jax.Array:
-    """1 for keys that were looked up; 0 for padding, also of a lookup in a branch of a cond that was not taken."""
-    return (digits[..., 4] > 0).astype(jnp.int32)
+    return (low | (high << jnp.uint32(16))) ^ behind, (digits[..., 4] > 0).astype(jnp.int32)
 
 
 def _attach_jvp(primals: Sequence[Any], tangents: Sequence[Any], **place: Any) -> tuple[Any, Any]:
     rows, words, mask, used, _, *taps = primals
     if isinstance(tangents[4], ad.Zero):  # the loss is not differentiated by this handle
         return rows, ad.Zero(jax.typeof(rows).to_tangent_aval())
-    dots = [ad.instantiate_zeros(x) for x in tangents]
+    dots = [_instantiated(x) for x in tangents]
     return jax.jvp(_attach, (rows, tuple(taps), words, mask, used), (dots[0], tuple(dots[5:]), *dots[1:4]))
+
+
+def _instantiated(tangent: Any) -> Any:
+    aval = getattr(tangent, "aval", None)
+    if isinstance(tangent, ad.Zero) and aval is not None and aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, jax.dtypes.float0)  # JAX's would be a program
+    return ad.instantiate_zeros(tangent)
 
 
 def _attach_batch(operands: Sequence[Any], axes: Sequence[Any], tape: Tape, index: int) -> tuple[jax.Array, int]:
@@ -215,7 +234,7 @@ class Tape:
         ]
 
     def zero_taps(self) -> list[Any]:
-        return [tuple(zeros(kind) for kind in self._whole(index)) for index in range(len(self.kinds))]
+        return _zeros(tuple(tuple(self._whole(index)) for index in range(len(self.kinds))))
 
     def _whole(self, index: int) -> list[Any]:
         """The types of the taps of a lookup, with the axes of vmap behind those of devices."""
@@ -237,6 +256,11 @@ class Tape:
             # Of no examples it is 0.
             most.append(jnp.max(used, axis=tuple(range(used.ndim - examples, used.ndim)), initial=0.0))
         return jnp.stack(most) if most else jnp.zeros(0, jnp.float32)
+
+
+@one_program(0)
+def _zeros(kinds: Sequence[Sequence[Any]]) -> list[tuple[jax.Array, ...]]:
+    return [tuple(map(zeros, each)) for each in kinds]
 
 
 def _types(rows: jax.Array, words: jax.Array, used: jax.Array) -> list[Any]:

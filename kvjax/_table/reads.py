@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import jax
@@ -20,7 +19,7 @@ from kvjax._table.prefetched import Prefetched
 from kvjax._table.view import SlotView
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Transform, as_rowwise
-from kvjax._values.arrays import ArrayLike, uncut
+from kvjax._values.arrays import ArrayLike, one_program, uncut
 from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import x64_enabled
 from kvjax._values.missing import Missing, missing_row
@@ -334,7 +333,7 @@ def _inspect(table: Handle, op: str, keys: Any) -> tuple[jax.Array, jax.Array, j
     return reads.inspect(table.spec, op, version_to_read(table, op), keys_for(table, keys, op))
 
 
-@functools.partial(jax.jit, inline=True)  # outside of jit one program, where there would be one for each line
+@one_program()
 def _integers(words: jax.Array) -> jax.Array:
     """``(..., 2)`` words of int64 as integers of the widest type that JAX has now."""
     if x64_enabled():
