@@ -1,6 +1,6 @@
 """What a call outside of `jit` costs with arrays of a new shape: processor time, and memory that stays.
 
-    python benchmarks/shapes.py [--shapes 20]
+python benchmarks/shapes.py [--shapes 20]
 """
 
 from __future__ import annotations

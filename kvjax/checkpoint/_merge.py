@@ -18,10 +18,11 @@ from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import among, runs_of
 from kvjax._values.numbers import is_real
 from kvjax._values.snapshot import Columns, concat, take, waiting_of
-from kvjax.checkpoint._ancestor import ANCESTOR, changed, counts_since, gained
+from kvjax.checkpoint._ancestor import ANCESTOR, changed
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._merged_counts import Seen
 from kvjax.checkpoint._new import check_free, new_checkpoint
 from kvjax.checkpoint._rewrite import write_table
 from kvjax.ffi import host
@@ -56,7 +57,8 @@ def merge(
     * "newest": the row with the greatest row version, as a whole: with its slots and its frequency. Of equal ones that
       of the later path is taken.
     * "mean": the mean of the rows. Slots of real numbers are averaged among the rows that have slots, the greatest is
-      taken of integers (counts of steps). Frequencies are added, and the greatest row version is taken.
+      taken of integers (counts of steps). Frequencies are added, also the counts of checkpoints where the key waits for
+      admission, and the greatest row version is taken.
     * "frequency": the same, but rows weigh as much as their frequencies, as in federated averaging
       (https://arxiv.org/abs/1602.05629). If these are all 0, they weigh the same.
 
@@ -66,9 +68,10 @@ def merge(
 
     Tables that went on from one checkpoint are merged with it as `ancestor`. The rule is then about the rows that are
     not, to the bit, as they were there: a row that one table alone has changed is taken from it. A row that a table has
-    removed or evicted goes, unless another has changed or pinned it. Frequencies and counts of waiting keys are those
-    of the ancestor and what each table has added to them; in the mean of "frequency", rows weigh as much as they were
-    seen since. A key is pinned or not as the table has it that changed that.
+    removed or evicted goes, unless another has changed or pinned it. In a mean, frequencies and counts of waiting keys
+    are those of the ancestor and what each table has added to them, and in that of "frequency" rows weigh as much as
+    they were seen since. (What a key of a `Sketch` was seen before it had a row nobody knows: that counts in each
+    table.) A key is pinned or not as the table has it that changed that.
 
     Args:
       paths: folders of checkpoints, of steps of an Orbax ``CheckpointManager``, or of managers (their last steps are
@@ -88,8 +91,8 @@ def merge(
     Raises:
       CheckpointError: a checkpoint is not there, or damaged, or `out` is taken, in a checkpoint, or one that others
         build on.
-      ValueError: tables of one name have other options or slots, the ancestor has a later step than a path, there are
-        no paths, or the rule or the weights are none.
+      ValueError: tables of one name have other options or slots, the ancestor has a later step than a path or none of
+        the tables, there are no paths, or the rule or the weights are none.
 
     Example:
       >>> import kvjax, numpy as np, tempfile
@@ -116,7 +119,10 @@ def merge(
             return unreplaced(read[len(chains)], base, "merge", lambda chain: with_chains((*chains, chain)))
         for chain in chains:
             check_free(target, overwrite, "merge", chain)
-        return _merge(chains[: len(paths)], [*chains[len(paths) :]], target, overwrite, rule, weigh)
+        own, ancestors = chains[: len(paths)], chains[len(paths) :]
+        for each in ancestors:
+            _check_ancestor(each, own)
+        return _merge(own, ancestors, target, overwrite, rule, weigh)
 
     return with_chains(())
 
@@ -144,6 +150,15 @@ def _checked(paths: Sequence[PathLike], rule: str, weights: Sequence[float] | No
             f"kvjax: merge: want {len(paths)} weights, a positive number for each path, got {found!r:.100}; give these"
         )
     return [float(w) for w in found]
+
+
+def _check_ancestor(ancestor: Chain, chains: Sequence[Chain]) -> None:
+    names = sorted({name for chain in chains for name in chain.names})
+    if not set(names) & set(ancestor.names):
+        raise ValueError(
+            f"kvjax: merge: want an ancestor that has a table of {names}, got one with {sorted(ancestor.names)}; give "
+            "the checkpoint that all were trained on from, or leave ancestor= out"
+        )
 
 
 def _merge(
@@ -226,12 +241,14 @@ class _Merged:
     def write(self, directory: AnyPath, paths: int) -> MergeReport:
         """Writes it."""
         counts, shared, pinned = np.zeros(host.NUM_BUCKETS, np.int64), 0, [np.zeros(0, bool)]
-        admission = self._counts()
+        before = {} if self._ancestor is None else self._ancestor.counts()
+        seen = Seen([table.counts() for table in self._tables], before)
+        admission = seen.of_others(self._rule)
         waiting = admission.get("pending_keys", _NONE)
         of_waiting, waits = buckets_of(waiting), np.ones(len(waiting), bool)
         width = None if self._compared else sum(row_bytes(self._whole.types[name]) for name in _NEEDED)
         for first, last in cuts(self._read, width):
-            columns, again = self._piece(first, last, ["keys", "pinned"])
+            columns, again = self._piece(first, last, ["keys", "pinned"], seen)
             counts += np.bincount(buckets_of(columns["keys"]), minlength=host.NUM_BUCKETS)
             shared += again
             pinned.append(columns["pinned"])
@@ -243,13 +260,13 @@ class _Merged:
         if any(part.any() for part in pinned):
             whole["pinned"] = np.concatenate(pinned)
         names = [name for name in self._whole.types if name != "pinned"]
-        pieces = (self._piece(*some, names)[0] for some in cuts(self._read))
+        pieces = (self._piece(*some, names, seen)[0] for some in cuts(self._read))
         step = max(table.meta["last_step"] for table in self._tables)
         write_table(directory, self._whole, {"last_step": step}, whole, names, pieces, "merge")
         sizes = dict(zip(self._having, (table.num_rows for table in self._tables), strict=True))
         return MergeReport(int(whole["offsets"][-1]), tuple(sizes.get(i, 0) for i in range(paths)), shared)
 
-    def _piece(self, first: int, last: int, names: Sequence[str]) -> tuple[dict[str, np.ndarray], int]:
+    def _piece(self, first: int, last: int, names: Sequence[str], seen: Seen) -> tuple[dict[str, np.ndarray], int]:
         """The columns of the rows of some buckets, sorted by (bucket, key), and how many keys have several rows."""
         needed = (*_NEEDED, "pinned", *self._compared) if self._ancestor else _NEEDED
         types = {name: kind for name, kind in self._whole.types.items() if name in (*needed, *names)}
@@ -262,12 +279,11 @@ class _Merged:
         keys = as_int64(rows["keys"])
         order = np.argsort(keys, kind="stable")  # so the rows of a key are in the order of the paths
         if self._ancestor is not None:
-            part += ANCESTOR
-            since = changed(rows, part, order, len(self._tables), self._compared)
-            order = since.order
-            rows["pinned"][order] = since.pinned
-            rows["before"] = np.zeros(len(keys), np.int64)
-            rows["before"][order] = since.freqs_before
+            part += ANCESTOR  # its rows come first
+        rows["since"], known, counts = seen.of_rows(rows, part, order)
+        if self._ancestor is not None:
+            order, pinned = changed(rows, part, order, len(self._tables), self._compared)
+            rows["pinned"][order] = pinned
         begins, sizes = runs_of(keys[order])
         several = sizes > 1
         at, of = order[np.repeat(several, sizes)], sizes[several]  # the rows of keys that have more than one
@@ -283,6 +299,8 @@ class _Merged:
             for name, merged in self._merged(take(rows, at), part[at], ends - of, of).items():
                 if name in out:
                     out[name][place] = merged[which].astype(out[name].dtype)
+        if "freqs" in out and self._rule != "newest":
+            out["freqs"] = counts[np.searchsorted(known, keys[newest[sort]])]
         return out, len(of)
 
     def _merged(self, rows: Columns, part: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> dict[str, np.ndarray]:
@@ -300,13 +318,10 @@ class _Merged:
     def _mean(self, rows: Columns, part: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> dict[str, np.ndarray]:
         """As `_merged`, of a mean."""
         weights = np.array(self._weigh)[part]
-        before = rows.get("before", np.zeros(len(part), np.int64))
-        seen_by = gained(rows["freqs"], before)
-        counts = seen_by if self._rule == "frequency" else np.ones(len(part), np.int64)
+        counts = rows["since"] if self._rule == "frequency" else np.ones(len(part), np.int64)
         seen = np.repeat(np.add.reduceat(counts, starts) > 0, sizes)
         weights = weights * np.where(seen, counts, 1)
         out = {
-            "freqs": before[starts] + np.add.reduceat(seen_by, starts),
             "versions": np.maximum.reduceat(rows["versions"], starts),
             "has_slots": np.logical_or.reduceat(rows["has_slots"], starts),
         }
@@ -324,28 +339,6 @@ class _Merged:
                 out[name] = np.maximum.reduceat(column, starts)
             else:
                 out[name] = _weighted(column, of_slots, starts, sizes)
-        return out
-
-    def _counts(self) -> dict[str, np.ndarray]:
-        """What is known of keys without a row; waiting keys are sorted by (bucket, key)."""
-        found: list[Columns] = [table.counts() for table in self._tables]
-        if self._ancestor is not None and self._rule != "newest":
-            found = counts_since(found, self._ancestor.counts())
-        out: dict[str, np.ndarray] = {}
-        combine = np.maximum if self._rule == "newest" else np.add
-        sketches = [counts["sketch"] for counts in found if "sketch" in counts]
-        if sketches:
-            cells = combine.reduce(np.array(sketches, np.int64), axis=0)
-            out["sketch"] = np.clip(cells, 0, np.iinfo(np.uint16).max).astype(np.uint16)
-        waiting = [waiting_of(counts) for counts in found if "pending_keys" in counts]
-        if waiting:
-            columns = concat(waiting)
-            keys, of = np.unique(columns["pending_keys"], return_inverse=True)
-            counts = np.zeros(len(keys), np.int64)
-            combine.at(counts, of, columns["pending_counts"])
-            keys, counts = keys[counts > 0], counts[counts > 0]
-            order = by_bucket(keys)[0]
-            out |= {"pending_keys": keys[order], "pending_counts": counts[order]}
         return out
 
 

@@ -56,7 +56,7 @@ def merged(parts, rule, weights, ancestor=()):
     out, ancestor = {}, dict(ancestor)
     for key in {key for part in parts for key in part}:
         found = [(part[key], w) for part, w in zip(parts, weights, strict=True) if key in part]
-        before = 0
+        before, has = 0, found
         if key in ancestor:
             old, pins = ancestor[key], [key in part and part[key][4] for part in parts]
             before, pinned = old[2], all(pins) if old[4] else any(pins)
@@ -66,7 +66,7 @@ def merged(parts, rule, weights, ancestor=()):
             found = [((*row[:4], pinned), w) for row, w in differ or found[-1:]]
         newest = max(enumerate(found), key=lambda item: (item[1][0][3], item[0]))[1][0]
         pinned = any(row[4] for row, _ in found)
-        if rule == "newest" or len(found) == 1:
+        if rule == "newest":
             out[key] = (*newest[:4], pinned)
             continue
 
@@ -78,12 +78,15 @@ def merged(parts, rule, weights, ancestor=()):
             shares = [c * w for c, (_, w) in zip(counts if any(counts) else [1] * len(items), items, strict=True)]
             return np.average([value(row) for row, _ in items], 0, shares)
 
+        freq = sum(gained(row) for row, _ in has) + (before if any(row[2] >= before for row, _ in has) else 0)
+        if len(found) == 1:
+            out[key] = (*newest[:2], freq, newest[3], pinned)
+            continue
         trained = [item for item in found if item[0][1] is not None]
         slots = None
         if trained:
             slots = max(row[1][0] for row, _ in trained), np.float32(mean(trained, lambda row: row[1][1]))
         values = np.float32(mean(found, lambda row: row[0])).tolist()
-        freq = before + sum(gained(row) for row, _ in found)
         out[key] = (values, slots, freq, max(row[3] for row, _ in found), pinned)
     return out
 
@@ -191,6 +194,35 @@ def test_counts_since_an_ancestor(rule, tmp_path):
         assert table.frequency(np.array([1, 2, 3])).tolist() == counts and len(table) == 0
         assert table.stats().tracked == (3 if isinstance(admit, kvjax.admit.MinCount) else 0)
         kvjax.drop_table("t")
+
+
+def test_what_a_key_was_seen_before_it_had_a_row_counts_once(tmp_path):
+    """7 waits in the ancestor, and has rows in two tables; 8 has a row in one, and waits in the other."""
+
+    def train(table, key, delta, times):
+        rows = jnp.full((times, 1), -delta / times)
+        return table.apply(optax.sgd(1.0), kvjax.SparseRows(np.full(times, key), rows))[0]
+
+    table = kvjax.get_table("t", dim=1, admit=kvjax.admit.MinCount(3), seed=1)
+    save(tmp_path / "0", [train(train(table, 7, 1.0, 2), 8, 1.0, 2)])
+    for name, steps in (("a", [(7, 10.0, 1), (8, 1.0, 3)]), ("b", [*[(7, 5.0, 1)] * 4])):
+        kvjax.drop_table("t")
+        table = restore(tmp_path / "0")["t"]
+        for step in steps:
+            table = train(table, *step)
+        save(tmp_path / name, [table])
+    for rule, row, freqs in (("newest", 20.0, [6, 5]), ("mean", 15.0, [7, 5]), ("frequency", 18.0, [7, 5])):
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / rule, rule, ancestor=tmp_path / "0")
+        kvjax.drop_table("t")
+        table = restore(tmp_path / rule)["t"]
+        assert table.lookup([7]).tolist() == [[row]] and table.frequency(np.array([7, 8])).tolist() == freqs
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "none", "mean")
+    assert read(tmp_path / "none")[8][2] == 5 + 2 and read(tmp_path / "none")[7][2] == 3 + 6
+    kvjax.drop_table("t")
+    save(tmp_path / "other", [kvjax.get_table("other", dim=1)])
+    kvjax.drop_table("other")
+    with pytest.raises(ValueError, match=r"want an ancestor that has a table of \['t'\], got one with \['other'\]"):
+        merge([tmp_path / "a"], tmp_path / "no", ancestor=tmp_path / "other")
 
 
 def test_training_apart_from_an_ancestor_and_its_deltas(mesh, tmp_path):

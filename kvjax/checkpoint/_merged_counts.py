@@ -1,0 +1,93 @@
+"""Counts of a merge: how often several tables have seen a key, and the ancestor that they began with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvjax._formats.choices import MergeRule
+from kvjax._keys.buckets import by_bucket
+from kvjax._values.integers import as_int64
+from kvjax._values.key_sets import runs_of
+from kvjax._values.snapshot import Columns
+from kvjax.checkpoint._ancestor import ANCESTOR, gained, sums
+
+_NONE = np.zeros(0, np.int64)
+
+
+class Seen:
+    """What tables know of keys without a row, and what that adds to the frequencies of rows.
+
+    Args:
+      tables: the counts of each, by the names of `ADMISSION_COLUMNS`.
+      ancestor: the counts that they began with; empty if it has none, or is not known.
+    """
+
+    def __init__(self, tables: Sequence[Columns], ancestor: Columns) -> None:
+        self._counts, self._ancestor = tables, ancestor
+        self._tables = [_Waiting(counts) for counts in tables]
+        self._before = _Waiting(ancestor)
+
+    def of_rows(self, rows: Columns, part: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """How often keys with a row were seen.
+
+        Args:
+          rows: of the ancestor and the tables.
+          part: ``(n,)``, of which each is.
+          order: ``(n,)``, the rows by key, the ancestor's first.
+
+        Returns:
+          ``(n,)`` int64, since the ancestor in the table of each row; ``(m,)`` int64 the different keys, sorted; and
+          ``(m,)`` int64, how often in all tables, and before, if a table has not forgotten that.
+        """
+        keys, freqs, old = as_int64(rows["keys"])[order], rows["freqs"][order], part[order] == ANCESTOR
+        begins, sizes = runs_of(keys)
+        before = np.where(old[begins], freqs[begins], self._before.of(keys[begins]))
+        since = np.where(old, 0, gained(freqs, np.repeat(before, sizes)))
+        waits = np.array([table.of(keys[begins]) for table in self._tables])
+        goes_on = (waits >= before).any(axis=0) | (sums(~old & (freqs >= np.repeat(before, sizes)), begins) > 0)
+        seen = np.where(goes_on, before, 0) + sums(since, begins) + np.where(waits > 0, gained(waits, before), 0).sum(0)
+        of_row = np.zeros(len(keys), np.int64)
+        of_row[order] = since
+        return of_row, keys[begins], seen
+
+    def of_others(self, rule: MergeRule) -> dict[str, np.ndarray]:
+        """The counts of keys without a row; waiting keys are sorted by (bucket, key)."""
+        out: dict[str, np.ndarray] = {}
+        sketches = np.array([counts["sketch"] for counts in self._counts if "sketch" in counts], np.int64)
+        if len(sketches):
+            before = self._ancestor.get("sketch", np.zeros(sketches.shape[1:], np.uint16)).astype(np.int64)
+            added = before + gained(sketches, before).sum(axis=0)
+            cells = sketches.max(axis=0) if rule == "newest" else added
+            out["sketch"] = np.minimum(cells, np.iinfo(np.uint16).max).astype(np.uint16)
+        if any("pending_keys" in counts for counts in self._counts):
+            keys = np.unique(np.concatenate([table.keys for table in self._tables]))
+            found = np.array([table.of(keys) for table in self._tables])
+            before = self._before.of(keys)
+            here = found > 0
+            # As with rows: what a table has forgotten goes, unless another has counted on.
+            keep = here.all(axis=0) | (here & (found != before)).any(axis=0)
+            goes_on = (found >= before).any(axis=0)
+            added = np.where(goes_on, before, 0) + np.where(here, gained(found, before), 0).sum(axis=0)
+            counts = found.max(axis=0) if rule == "newest" else added
+            keys, counts = keys[keep], counts[keep]
+            order = by_bucket(keys)[0]
+            out |= {"pending_keys": keys[order], "pending_counts": counts[order]}
+        return out
+
+
+class _Waiting:
+    """Counts of waiting keys, to be found by key."""
+
+    def __init__(self, counts: Columns) -> None:
+        keys = as_int64(counts.get("pending_keys", _NONE))
+        order = np.argsort(keys)
+        self.keys, self._counts = keys[order], counts.get("pending_counts", _NONE)[order]
+
+    def of(self, keys: np.ndarray) -> np.ndarray:
+        """How often keys ``(n,)`` were seen, int64; 0 of those that do not wait."""
+        if len(self.keys) == 0:
+            return np.zeros(len(keys), np.int64)
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[at] == keys, self._counts[at], 0)
