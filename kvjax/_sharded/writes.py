@@ -3,7 +3,7 @@ version.
 
 A write goes to all shards, each of which does its own keys, in the order in which they stand in the whole batch;
 training has a way of its own (`kvjax._training.apply`). No shard does anything before all have planned it, so that a
-failure of one is one of all.
+failure of one is one of all. On a mesh of one device a write is one call, as in one place.
 """
 
 from __future__ import annotations
@@ -148,8 +148,11 @@ def _write_part(
         to = owners(placement, keys)
         mask, routed = routing.owned(spec, placement.num_shards, keys, to, mesh.position(placement))
         status = jnp.maximum(status, routed)
-    together = _makes_space(spec, op)
     batch = _batch(spec, op, version, keys, mask, values)
+    if placement.num_devices == 1:  # nobody else has to plan it, and another thread could write before the commit
+        (version,) = routing.agree(spec, op, mesh.agreed(status), [varying_like(version, status)])
+        return settle(writer(spec, op, "whole", version, batch, **options))
+    together = _makes_space(spec, op)
     planned = writer(spec, op, "propose" if together else "plan", version, batch, **options)
     status = jnp.maximum(status, planned)
     number = prepare_proposed(spec, op, version, status) if together else mesh.agreed(status)

@@ -37,7 +37,9 @@ inline size_t SlotOffset(std::string_view table, const SlotLayout& layout, std::
                          size_t bytes) {
   if (name.empty()) return 0;
   if (name.find('|') == std::string_view::npos) return FindSlot(table, layout, name, bytes).offset;
-  AttachesSlots(table, layout, SlotLayout::Parse(name));
+  const SlotLayout whole = SlotLayout::Parse(name);
+  AttachesSlots(table, layout, whole);
+  if (bytes != whole.stride()) throw SlotError(table, name, bytes, layout.ToString());
   return 0;
 }
 
@@ -50,8 +52,10 @@ inline void CheckLoad(const TableSpec& spec, const LoadHead& head) {
   if (head.last_step < 0) throw NegativeError(spec.name);
 }
 
-/// Of some of these rows.
-inline void CheckRows(const TableSpec& spec, const SnapshotView& rows) {
+/// Of some of these rows, whose slots are those of the layout, or none.
+inline void CheckRows(const TableSpec& spec, const SlotLayout& layout, const SnapshotView& rows) {
+  if (!rows.slots.empty() && rows.layout != layout)
+    throw OptimizerError(spec.name, layout.ToString(), rows.layout.ToString());
   if (std::any_of(rows.frequencies, rows.frequencies + rows.n, [](int64_t f) { return f < 0; })) {
     throw NegativeError(spec.name);
   }

@@ -251,12 +251,14 @@ struct GatherOperands {
   bool* fresh = nullptr;                   // out (chunk,), whether no optimizer has written the row's slots
   uint64_t* row_keys = nullptr;            // out (chunk,)
   RowFacts* row_facts = nullptr;           // out (chunk,), or nullptr if nobody wants them
+  SlotLayout layout = {};                  // that the slots are of
   std::vector<std::byte*> slots = {};      // out (chunk, bytes of the slot) each
 };
 
 struct ScatterOperands {
   const uint32_t* version = nullptr;  // ()
   ChunkSpan chunk = {};
+  SlotLayout layout = {};                    // that the slots are of
   const std::byte* values = nullptr;         // (chunk, dim) of the table's dtype
   std::vector<const std::byte*> slots = {};  // (chunk, bytes of the slot) each
   bool holds = false;                        // whether another call ends the step

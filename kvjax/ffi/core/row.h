@@ -1,11 +1,13 @@
 // The parts of a row: the values in the table's row type, a header, and the optimizer's slots.
 #pragma once
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -66,6 +68,9 @@ static_assert(sizeof(RowHeader) == 16);
 /// Where frequencies stop.
 inline constexpr uint64_t kMaxFrequency = (uint64_t{1} << 62) - 1;
 
+/// What the slots of a row have at most: far more than any optimizer's.
+inline constexpr size_t kMaxSlotBytes = size_t{1} << 30;
+
 /// One optimizer slot: `bytes` per row at `offset` of the slot record. `type` is its dtype and shape as
 /// Python writes them ("float32[64]"); the core compares and stores that text and never reads it.
 struct Slot {
@@ -80,7 +85,9 @@ struct Slot {
 /// All slots of a table, in the order in which the optimizer passes them.
 class SlotLayout {
  public:
+  /// Throws if a row would have more than kMaxSlotBytes of them.
   void Add(std::string name, std::string type, size_t bytes) {
+    if (bytes > kMaxSlotBytes - stride_) throw OptionError("slots of 2**30 bytes at most", name + " " + type);
     slots_.push_back({std::move(name), std::move(type), bytes, 0});
     stride_ = 0;
     // Multiples of 16 bytes lie first, and so at such: a device moves them at once. Python's in_record_order
@@ -105,9 +112,14 @@ class SlotLayout {
     while (!text.empty()) {
       const size_t end = std::min(text.find(';'), text.size());
       const std::string_view item = text.substr(0, end);
-      const size_t a = item.find('|'), b = item.find('|', a + 1);
-      layout.Add(std::string(item.substr(0, a)), std::string(item.substr(a + 1, b - a - 1)),
-                 static_cast<size_t>(std::stoull(std::string(item.substr(b + 1)))));
+      const size_t a = std::min(item.find('|'), item.size()),
+                   b = std::min(item.find('|', a + 1), item.size());
+      size_t bytes = 0;
+      const char* const last = item.data() + item.size();
+      const auto read = std::from_chars(item.data() + std::min(b + 1, item.size()), last, bytes);
+      if (read.ec != std::errc() || read.ptr != last)
+        throw OptionError("slots name|dtype[shape]|bytes", std::string(item));
+      layout.Add(std::string(item.substr(0, a)), std::string(item.substr(a + 1, b - a - 1)), bytes);
       text.remove_prefix(std::min(end + 1, text.size()));
     }
     return layout;

@@ -103,9 +103,12 @@ class RowStore {
 
   // ---- rows made and erased -----------------------------------------------------------------------------
 
+  /// What all row ids are below once `n` more rows have come.
+  [[nodiscard]] size_t EndWith(size_t n) const { return next_row_ + n - std::min(n, free_rows_.size()); }
+
   /// Reserves space for `n` more rows, which mostly come at once. Throws std::bad_alloc.
   void Reserve(size_t n, bool at_once = true) {
-    const size_t rows = next_row_ + (n > free_rows_.size() ? n - free_rows_.size() : 0);
+    const size_t rows = EndWith(n);
     try {
       EachPart([&](auto& part) { part.Reserve(rows, at_once ? rows : 0); });
       index_.Reserve(index_.size() + n);
@@ -207,7 +210,7 @@ class RowStore {
   /// Makes slots for all rows and `more` to come, which are to be written. Throws std::bad_alloc.
   [[nodiscard]] NewSlots MakeSlots(const SlotLayout& layout, size_t more) const {
     Plane slots(allocator_, std::max<size_t>(layout.stride(), 4));  // slots may have no elements
-    const size_t rows = next_row_ + more - std::min(more, free_rows_.size());
+    const size_t rows = EndWith(more);
     slots.Reserve(std::max<size_t>(rows, values_.bytes() > 0 ? reserved_ : 0), rows);
     return {std::move(slots), layout};
   }

@@ -1,8 +1,5 @@
-// The training write of a table: rows appear, are counted and updated, by a program where they lie or in
-// chunks that are handed out.
-//
-// Chunks go through XLA, and there may be an error between two of them. So what comes back is staged, and the
-// last one commits the step: until then nobody sees any of it.
+// The training write of a table: rows appear, are counted, and updated by a program where they lie; what
+// chunks.h hands out begins and ends in the same way.
 #pragma once
 #include <functional>
 #include <numeric>
@@ -12,22 +9,6 @@
 #include "kvjax/ffi/cpu/table.h"
 
 namespace kvjax {
-
-inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version, KeySpan keys,
-                                  const int32_t* counts, const float* rows, int64_t step,
-                                  const SlotLayout& layout, InitialRows initial, Begun out) {
-  const auto lock = Write(version, "apply", keys, Column::kBoth);
-  keys.n = CheckMerged(keys, counts);
-  Abandoned();
-  const StepGradients gradients{.keys = keys.data, .rows = rows};
-  ApplyPlan plan = PlanApply(in_.Locate(parallel, keys, true), keys, counts, gradients, step, layout);
-  MakeSpace(parallel, plan);
-  Stage(plan, keys, counts);
-  PrepareApply(parallel, keys, counts, plan, initial);
-  step_.version = version;
-  step_.plan = std::move(plan);
-  return HandOut(out, keys, counts);
-}
 
 inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o) {
   const auto lock = Write(*o.version, "apply", o.keys, Column::kBoth);
@@ -43,7 +24,7 @@ inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o
 
 /// Does all of a step that can fail.
 inline void Table::PlanProgram(const ParallelFor& parallel, const ApplyOperands& o) {
-  step_.version = *o.version;
+  step_.way = Step::Way::kProgram, step_.version = *o.version;
   step_.num_rows = o.keys.n;
   step_.groups = std::make_unique<KeyGroups>(parallel, o.keys.data, o.gradients.counts, o.keys.n);
   const KeyGroups& groups = *step_.groups;
@@ -80,7 +61,8 @@ inline uint32_t Table::EndProgram(const ParallelFor& parallel, const float* rows
 inline uint32_t Table::EndApply(const ParallelFor& parallel, const EndApplyOperands& o) {
   const auto lock = gate_.WriteAny(spec_.name, "apply");
   const Visit visit(*this, true);
-  const bool planned = step_.plan && step_.plan->ready && step_.token == *o.token;
+  const bool planned =
+      step_.plan && step_.plan->ready && step_.token == *o.token && step_.way != Step::Way::kShard;
   const bool same = !step_.pass || step_.num_rows == o.num_rows;
   if (!planned || !same || step_.version != gate_.version()) throw NotPlanned();
   return step_.pass ? EndProgram(parallel, o.rows) : EndStep(parallel);
@@ -265,113 +247,6 @@ inline void Table::Touch(const ApplyPlan& plan, KeySpan keys) noexcept {
   if (in_.admission.EndsWindow(plan.decision)) in_.touched.LoseCounts();
 }
 
-/// Takes the memory that the end of a step in chunks will want.
-inline void Table::Stage(const ApplyPlan& plan, KeySpan keys, const int32_t* counts) {
-  step_.keys.assign(keys.data, keys.data + keys.n);
-  step_.counts.assign(counts, counts + keys.n);
-  step_.staged.Reserve(keys.n + 1, row_bytes() + plan.layout.stride());
-}
-
-/// Hands out the rows of a step that is prepared. Returns the word by which the calls that follow know it.
-inline uint32_t Table::HandOut(Begun out, KeySpan keys, const int32_t* counts) {
-  const ApplyPlan& plan = *step_.plan;
-  const StepGradients gradients{.counts = counts, .shared_count = plan.shared_count};
-  for (size_t i = 0; i < plan.updates.size(); ++i) {
-    const RowUpdate& u = plan.updates[i];
-    out.targets[i] = {u.row, u.gradient};
-    if (out.facts == nullptr) continue;
-    const uint64_t key = u.gradient == kSharedGradient ? spec_.admission.shared_key : keys.data[u.gradient];
-    out.facts[i] =
-        FactsOf(in_.store.Header(u.row), gradients.Occurrences(u.gradient), u.occurrences, plan.step, key);
-  }
-  std::copy(plan.shared_sum.begin(), plan.shared_sum.end(), out.shared_gradient);
-  *out.active = static_cast<int32_t>(plan.updates.size());
-  *out.step = plan.step;
-  step_.open = true;
-  return ++step_.token;
-}
-
-inline void Table::Gather(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n,
-                          std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const {
-  const auto lock = gate_.ReadAny(spec_.name, "apply");
-  const Visit visit(*this, false);
-  CheckChunk(token, targets, n, slots.size());
-  const std::vector<Slot>& layout = step_.plan->layout.slots();
-  const bool attached = !in_.store.layout().empty();
-  const auto gather = [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) in_.store.Prefetch(targets[i + kAhead].row);
-      const uint32_t row = targets[i].row;
-      std::memcpy(values + i * row_bytes(), in_.store.Value(row), row_bytes());
-      fresh[i] = in_.store.Header(row).has_slots == 0;
-      for (size_t s = 0; s < slots.size(); ++s) {
-        std::byte* const to = slots[s] + i * layout[s].bytes;
-        if (attached) {
-          std::memcpy(to, in_.store.Slots(row) + layout[s].offset, layout[s].bytes);
-        } else {  // they come with this step
-          std::memset(to, 0, layout[s].bytes);
-        }
-      }
-    }
-  };
-  parallel(n, kRowGrain, std::cref(gather));  // by reference: a copy would need memory
-}
-
-inline uint32_t Table::Scatter(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n,
-                               const std::byte* values, const std::vector<const std::byte*>& slots, bool last,
-                               bool holds) {
-  const auto lock = gate_.WriteAny(spec_.name, "apply");
-  const Visit visit(*this, true);
-  CheckChunk(token, targets, n, slots.size());
-  StagedRows& staged = step_.staged;
-  const std::vector<Slot>& layout = step_.plan->layout.slots();
-  const size_t before = staged.rows.size(), bytes = row_bytes() + step_.plan->layout.stride();
-  if (n > staged.most - before) throw ChunkError(spec_.name);
-  const auto stage = [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      std::byte* const record = staged.records.data() + (before + i) * bytes;
-      std::memcpy(record, values + i * row_bytes(), row_bytes());
-      for (size_t s = 0; s < slots.size(); ++s) {
-        std::memcpy(record + row_bytes() + layout[s].offset, slots[s] + i * layout[s].bytes, layout[s].bytes);
-      }
-    }
-  };
-  parallel(n, kRowGrain, std::cref(stage));
-  for (size_t i = 0; i < n; ++i) staged.rows.push_back(targets[i].row);
-  if (last && !holds) return EndStep(parallel);
-  step_.plan->ready = last;
-  return token;
-}
-
-/// Commits the step with what has been staged for its rows.
-inline uint32_t Table::EndStep(const ParallelFor& parallel) {
-  ApplyPlan& plan = *step_.plan;
-  const uint32_t next = CommitApply(plan, {step_.keys.data(), step_.keys.size()}, step_.counts.data());
-  for (size_t i = 0; i < plan.updates.size(); ++i) {
-    if (i + kAhead < plan.updates.size()) in_.store.PrefetchHeader(plan.updates[i + kAhead].row);
-    in_.store.Count(plan.updates[i].row, plan.updates[i].occurrences, plan.step);
-  }
-  const StagedRows& staged = step_.staged;
-  const size_t stride = plan.layout.stride();
-  const bool with_slots = !plan.layout.empty();  // an optimizer without slots leaves them unwritten
-  const auto write = [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) in_.store.Prefetch(staged.rows[i + kAhead]);
-      const uint32_t row = staged.rows[i];
-      const std::byte* const record = staged.records.data() + i * (row_bytes() + stride);
-      std::memcpy(in_.store.Value(row), record, row_bytes());
-      if (!with_slots) continue;
-      in_.store.MarkSlots(row);
-      std::memcpy(in_.store.Slots(row), record + row_bytes(), stride);
-    }
-  };
-  parallel(staged.rows.size(), kRowGrain, std::cref(write));
-  in_.Compact();
-  step_.open = false;
-  step_.plan.reset();
-  return next;
-}
-
 /// Number of keys before the padding. Refuses what merging cannot have made: with a key twice, or with
 /// padding in between, an update would be lost.
 inline size_t Table::CheckMerged(KeySpan keys, const int32_t* counts) const {
@@ -385,15 +260,6 @@ inline size_t Table::CheckMerged(KeySpan keys, const int32_t* counts) const {
     throw MergedError(spec_.name);
   }
   return active;
-}
-
-/// Whether a chunk is one of the step that is open, and nothing has been written since that began.
-inline void Table::CheckChunk(uint32_t token, const Target* targets, size_t n, size_t num_slots) const {
-  if (!step_.open || step_.token != token || step_.version != gate_.version()) throw NotPlanned();
-  const uint32_t end = in_.store.end_row() + static_cast<uint32_t>(step_.plan->change.entering());
-  const bool rows = std::all_of(targets, targets + n, [&](const Target& t) { return t.row < end; });
-  if (rows && num_slots == step_.plan->layout.slots().size()) return;
-  throw ChunkError(spec_.name);
 }
 
 }  // namespace kvjax

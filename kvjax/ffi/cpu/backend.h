@@ -42,7 +42,7 @@ struct Cpu : CpuBags, CpuSharded {
     t.Changed(*o.version, *o.since, o.keys, o.changed);
   }
   static void WriteKeys(Exec& pool, Table& t, const WriteKeysOperands& o) {
-    WithOwn(t, o, [&](Call call, OwnBatch& own) {
+    WithOwn(t, o.op, o, [&](Call call, OwnBatch& own) {
       const KeySpan keys = own.keys.keys();
       switch (o.op) {
         case Op::kLookupOrInsert:
@@ -59,7 +59,7 @@ struct Cpu : CpuBags, CpuSharded {
     });
   }
   static void WriteRows(Exec& pool, Table& t, const WriteRowsOperands& o) {
-    WithOwn(t, o, [&](Call call, OwnBatch& own) {
+    WithOwn(t, o.op, o, [&](Call call, OwnBatch& own) {
       const KeySpan keys = own.keys.keys();
       const auto rows = [&](size_t bytes) { return own.keys.Rows(o.rows, bytes, own.rows); };
       switch (o.op) {
@@ -77,7 +77,7 @@ struct Cpu : CpuBags, CpuSharded {
     });
   }
   static void Accum(Exec& pool, Table& t, const AccumOperands& o) {
-    WithOwn(t, o, [&](Call call, OwnBatch& own) {
+    WithOwn(t, Op::kAccum, o, [&](Call call, OwnBatch& own) {
       const auto dim = static_cast<size_t>(t.spec().dim);
       const auto* exists = own.keys.Rows(reinterpret_cast<const uint8_t*>(o.exists), 1, own.exists);
       return t.Accum(On(pool), call, own.keys.keys(), own.keys.Rows(o.old_rows, dim, own.old_rows),
@@ -85,10 +85,10 @@ struct Cpu : CpuBags, CpuSharded {
     });
   }
   static void Evict(Exec& pool, Table& t, const EvictOperands& o) {
-    *o.next = t.Evict(On(pool), Name(o.op), {*o.version, o.phase}, o.policy, Load64(o.step));
+    *o.next = t.Evict(On(pool), Name(o.op), {*o.version, o.phase, Name(o.op)}, o.policy, Load64(o.step));
   }
   static void Clear(Exec&, Table& t, const ClearOperands& o) {
-    const Call call(*o.version, o.phase);
+    const Call call(*o.version, o.phase, Name(o.op));
     *o.next = o.op == Op::kClearSlots ? t.ClearSlots(call) : t.Clear(call);
   }
   static void Apply(Exec& pool, Table& t, const ApplyOperands& o) {
@@ -105,42 +105,8 @@ struct Cpu : CpuBags, CpuSharded {
         {reinterpret_cast<Table::Target*>(o.targets), o.active, &used, o.shared_gradient, o.facts});
     std::memcpy(o.used_step, &used, sizeof(used));
   }
-  static void Gather(Exec& pool, Table& t, const GatherOperands& o) {
-    const Chunk c(t, o.chunk);
-    const uint64_t* keys = o.keys;
-    const float *rows = o.rows, *shared_gradient = o.shared_gradient;
-    size_t num_rows = o.chunk.num_rows;
-    if (c.own) {
-      const ReceiveBuffer::Merged& in = t.shard_step().received.merged();
-      num_rows = in.n, keys = in.keys, rows = in.rows,
-      shared_gradient = t.shard_step().shared_gradient.data();
-    }
-    const auto dim = static_cast<size_t>(t.spec().dim);
-    t.Gather(On(pool), *o.version, c.of, c.n, o.values, o.fresh, o.slots);
-    for (size_t i = 0, run; i < c.n; i += run) {  // gradients mostly stand one behind the other
-      const uint32_t g = c.of[i].gradient;
-      const bool in_rows = g < num_rows;
-      for (run = 1; in_rows && i + run < c.n && c.of[i + run].gradient == g + run;) ++run;
-      if (o.grads != nullptr)
-        std::memcpy(o.grads + i * dim, in_rows ? rows + g * dim : shared_gradient, run * dim * sizeof(float));
-      const uint64_t* from = in_rows ? keys + g : &t.spec().admission.shared_key;
-      std::memcpy(o.row_keys + i, from, run * sizeof(uint64_t));
-    }
-    std::memset(o.row_keys + c.n, 0, (o.chunk.size - c.n) * sizeof(uint64_t));
-    if (o.row_facts == nullptr) return;
-    const std::vector<RowFacts>& own = t.shard_step().facts;
-    const auto start = static_cast<size_t>(*o.chunk.start);
-    if (c.own && own.size() < start + c.n) throw ChunkError(t.spec().name);
-    std::copy_n((c.own ? own.data() : o.facts) + start, c.n, o.row_facts);
-    std::fill_n(o.row_facts + c.n, o.chunk.size - c.n, RowFacts());
-  }
-  static void Scatter(Exec& pool, Table& t, const ScatterOperands& o) {
-    const Chunk c(t, o.chunk);
-    *o.out = t.Scatter(
-        On(pool), *o.version, c.of, c.n, o.values, o.slots,
-        /*last=*/static_cast<size_t>(*o.chunk.start) + o.chunk.size >= static_cast<size_t>(*o.chunk.active),
-        o.holds);
-  }
+  static void Gather(Exec& pool, Table& t, const GatherOperands& o) { t.Gather(On(pool), o); }
+  static void Scatter(Exec& pool, Table& t, const ScatterOperands& o) { *o.out = t.Scatter(On(pool), o); }
   static void Merge(Exec& pool, const MergeOperands& o) {
     CheckCanaries("", "merge", o.gradients);
     MergeRows(On(pool), o.keys.data, o.gradients.rows, o.gradients.counts, o.keys.n, o.dim, o.out_keys,
@@ -164,29 +130,13 @@ struct Cpu : CpuBags, CpuSharded {
 
   /// A write, write(call, own keys), of one phase. A commit works on the batch that its plan has made.
   template <class Operands, class Write>
-  static void WithOwn(Table& t, const Operands& o, Write write) {
-    const Call call(*o.version, o.phase);
+  static void WithOwn(Table& t, Op op, const Operands& o, Write write) {
+    const Call call(*o.version, o.phase, Name(op), o.keys.n);
     const bool kept = call.phase == Phase::kCommit && o.mask != nullptr;
-    OwnBatch own = kept ? t.TakeBatch(call.version) : OwnBatch(o.keys, o.mask);
+    OwnBatch own = kept ? t.TakeBatch(call) : OwnBatch(o.keys, o.mask);
     *o.next = write(call, own);
-    if (Plans(call.phase) && o.mask != nullptr) t.KeepBatch(call.version, std::move(own));
+    if (Plans(call.phase) && o.mask != nullptr) t.KeepBatch(call, std::move(own));
   }
-
-  /// The targets of a chunk: of the operand, or of the shard's own step if that is empty.
-  struct Chunk {
-    Chunk(const Table& t, const ChunkSpan& chunk) : own(chunk.num_rows == 0) {
-      const auto& step = t.shard_step().targets;
-      const int32_t start = *chunk.start, active = *chunk.active;
-      const auto rows = static_cast<int64_t>(std::min<size_t>(own ? step.size() : chunk.num_rows, INT32_MAX));
-      if (start < 0 || active < 0 || active > rows || start > rows)
-        throw RangeError(t.spec().name, start, active);
-      of = (own ? step.data() : reinterpret_cast<const Table::Target*>(chunk.targets)) + start;
-      n = std::min(chunk.size, static_cast<size_t>(std::max(active - start, 0)));
-    }
-    bool own;
-    const Table::Target* of;
-    size_t n;
-  };
 };
 
 }  // namespace kvjax

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -31,7 +32,7 @@ struct CpuSharded {
   static void PlanStep(Exec& pool, Table& t, const PlanStepOperands& o) {
     ShardSummary out;
     t.PlanStep(CpuBags::On(pool), o, out);
-    Put(out, o.summary, o.words);
+    Put(t, "apply", out, o.summary, o.words);
   }
   static void PutFailure(Exec&, uint64_t* summary, uint32_t number) {
     const uint64_t word = number;
@@ -40,15 +41,17 @@ struct CpuSharded {
   static void Summarize(Exec&, Table& t, const SummaryOperands& o) {
     ShardSummary out;
     t.Summarize(*o.version, out);
-    Put(out, o.summary, o.words);
+    Put(t, "write", out, o.summary, o.words);
   }
   static uint32_t Prepare(Exec& pool, Table& t, const PrepareOperands& o) {
     std::vector<uint64_t> words(o.words);
     std::memcpy(words.data(), o.summaries, o.words * sizeof(uint64_t));
     std::vector<ShardSummary> all;
     const size_t each = o.words / o.shards;
+    const auto own = o.shards == 1 ? size_t{0} : static_cast<size_t>(static_cast<uint32_t>(*o.shard));
+    if (own >= o.shards || each < ShardSummary::kWords)
+      throw OperandError(t.spec().name, Name(o.op), "the summary of this shard", "others");
     for (size_t s = 0; s < o.shards; ++s) all.push_back(ShardSummary::Read(words.data() + s * each, each));
-    const auto own = o.shards == 1 ? size_t{0} : static_cast<size_t>(*o.shard);
     if (std::any_of(all.begin(), all.end(), [](const ShardSummary& s) { return s.failure != 0; })) {
       return static_cast<uint32_t>(all[own].failure);
     }
@@ -79,7 +82,12 @@ struct CpuSharded {
 
  private:
   /// XLA may align the words like any uint32.
-  static void Put(const ShardSummary& summary, uint64_t* to, size_t n) {
+  static void Put(const Table& t, std::string_view op, const ShardSummary& summary, uint64_t* to, size_t n) {
+    const size_t wanted = ShardSummary::kWords + summary.shared_gradient.size();
+    if (n != wanted) {
+      const std::string want = "a summary (" + std::to_string(wanted) + ", 2)";
+      throw OperandError(t.spec().name, op, want, std::to_string(n) + " words");
+    }
     std::vector<uint64_t> words(n);
     summary.Write(words.data(), n);
     std::memcpy(to, words.data(), n * sizeof(uint64_t));

@@ -27,11 +27,15 @@
 
 namespace kvjax {
 
+/// A call of a write: what it does, and to how many keys, says which plan its commit is about.
 struct Call {
-  Call(uint32_t by, Phase how_far = Phase::kWhole)
-      : version(by), phase(how_far) {}  // NOLINT: a version will do
+  Call(uint32_t by, Phase how_far = Phase::kWhole, std::string_view what = "",
+       size_t keys = 0)  // NOLINT: a version will do
+      : version(by), phase(how_far), op(what), n(keys) {}
   uint32_t version;
   Phase phase;
+  std::string_view op;  // static
+  size_t n;
 };
 
 /// Of the batch of a write the keys that a shard owns, and what belongs to them; where they are not all,
@@ -58,6 +62,12 @@ struct Planned {
   std::optional<Policy> policy = std::nullopt;  // of an eviction by hand, which has no rows to come
   int64_t step = 0;
   bool ready = false;  // to be committed
+  std::string_view by = "";
+  size_t n = 0;  // of the call that has planned it
+
+  [[nodiscard]] bool IsOf(const Call& call) const {
+    return version == call.version && by == call.op && n == call.n;
+  }
 };
 
 /// A training write that has been planned.
@@ -95,6 +105,10 @@ struct StagedRows {
 
 /// The training write that a table is in the middle of.
 struct Step {
+  /// By which calls it comes: Apply and EndApply, BeginApply and Scatter, or Receive and those after it. A
+  /// call of another way finds other members than it needs.
+  enum class Way : uint8_t { kNone, kProgram, kChunks, kShard };
+  Way way = Way::kNone;
   uint32_t version = 0;  // that it is made from
   ReceiveBuffer received;
   std::optional<ApplyPlan> plan;

@@ -83,6 +83,7 @@ class ReceiveBuffer {
     return merged_;
   }
 
+  [[nodiscard]] size_t senders() const { return sent_.size(); }
   [[nodiscard]] const Merged& merged() const { return merged_; }
 
   /// The remembered rows of `keys`; keys that have none get zeros, which nobody will read.

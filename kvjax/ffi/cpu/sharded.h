@@ -12,8 +12,11 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
   ReceiveBuffer& received = step_.received;
   if (round == 0) {
     Abandoned();
-    step_.version = version;
+    step_.way = Step::Way::kShard, step_.version = version;
     received.Open(senders);
+  } else if (step_.way != Step::Way::kShard || step_.version != version || step_.plan ||
+             received.senders() != senders) {
+    throw NotPlanned();
   }
   if (initial.n > 0) {
     const auto mask = std::make_unique<bool[]>(keys.n);
@@ -22,6 +25,7 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
     if (in_.admission.shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
       missing.Add(spec_.admission.shared_key);
     }
+    if (missing.keys().size() > initial.n) throw InitialError(spec_.name, "apply", initial.n);
     received.Give(missing.keys(), initial.data, row_bytes());
   }
   received.Add(parallel, keys.data, counts, rows, senders == 0 ? 0 : keys.n / senders,
@@ -30,6 +34,8 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
 
 inline void Table::PlanStep(const ParallelFor& parallel, const PlanStepOperands& o, ShardSummary& summary) {
   const auto lock = Write(*o.version, "apply", {});
+  if (step_.way != Step::Way::kShard || step_.version != *o.version || step_.open) throw NotPlanned();
+  space_.reset();
   const ReceiveBuffer::Merged in = step_.received.Close(parallel, static_cast<size_t>(spec_.dim));
   const StepGradients gradients{.keys = in.keys, .rows = in.rows};
   step_.plan = PlanApply(in_.Locate(parallel, {in.keys, in.n}, true), {in.keys, in.n}, in.counts, gradients,
@@ -80,15 +86,20 @@ inline std::optional<Tally> Table::Prepare(const ParallelFor& parallel, std::str
   }
   all.entering += shares && lacks_shared;
   const bool alone = summaries.size() == 1;
-  space_.reset();
-  if (step_.plan && step_.version == version) {
+  if (space_) throw NotPlanned();  // which the shards have been asked about
+  if (step_.way == Step::Way::kShard && step_.plan && step_.version == version) {
+    if (step_.plan->ready || step_.open) throw NotPlanned();
     ApplyPlan& plan = *step_.plan;
+    for (const ShardSummary& summary : summaries) {
+      if (summary.shared_gradient.size() != plan.shared_gradient.size())
+        throw OperandError(spec_.name, op, "summaries of as many words as this shard's", "others");
+    }
     if (in_.admission.shares()) AddUnadmitted(plan, summaries, shard);
     EnterShared(plan);
     space_.emplace(in_.source(spec_), "apply", plan.change, all, plan.step, alone);
     return AskOrPrepare(parallel, space_->Make(parallel, in_.Due(spec_, plan.step)));
   }
-  if (!planned_ || planned_->version != version) throw NotPlanned();
+  if (!planned_ || planned_->version != version || planned_->ready) throw NotPlanned();
   Planned& write = *planned_;
   space_.emplace(in_.source(spec_), write.op, write.change, all, write.policy ? write.step : in_.last_step,
                  alone);
@@ -137,7 +148,9 @@ inline std::vector<uint64_t> Table::WithShared(const ApplyPlan& plan) const {
 inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version, int32_t* active,
                                   int64_t* step) {
   const auto lock = Write(version, "apply", {});
-  if (!step_.plan || step_.version != version || !step_.plan->ready) throw NotPlanned();
+  if (step_.way != Step::Way::kShard || !step_.plan || step_.version != version || !step_.plan->ready) {
+    throw NotPlanned();
+  }
   const ReceiveBuffer::Merged& in = step_.received.merged();
   if (step_.open) {  // its chunks have come back
     *active = 0, *step = step_.plan->step;
@@ -172,7 +185,7 @@ inline void Table::Abandon() {
 inline void Table::Abandoned() noexcept {
   space_.reset();
   planned_.reset();
-  step_.open = false;
+  step_.way = Step::Way::kNone, step_.open = false;
   step_.pass.reset();
   step_.groups.reset();
   step_.plan.reset();

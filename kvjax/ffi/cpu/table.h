@@ -155,11 +155,13 @@ class Table {
                       const float* rows, int64_t step, const SlotLayout& layout, InitialRows initial,
                       Begun out);
 
-  /// Copies n rows out: values (n, dim), fresh (n,) true where no optimizer has written slots yet, and one
-  /// array per slot.
+  void Gather(const ParallelFor& parallel, const GatherOperands& o) const;
+  uint32_t Scatter(const ParallelFor& parallel, const ScatterOperands& o);
+
+  /// What these do. Copies n rows out: values (n, dim), fresh (n,) true where no optimizer has written slots
+  /// yet, and one array per slot.
   void Gather(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n, std::byte* values,
               bool* fresh, const std::vector<std::byte*>& slots) const;
-
   /// Takes back what Gather copied out; with `last` the step is done, unless it holds for EndApply. Returns
   /// its word, or at last the next version.
   uint32_t Scatter(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n,
@@ -189,8 +191,8 @@ class Table {
   /// Forgets what has been planned: another shard could not do its part.
   void Abandon();
   /// The batch of a write, as the commit of a plan wants it: that must not need memory.
-  void KeepBatch(uint32_t version, OwnBatch batch);
-  [[nodiscard]] OwnBatch TakeBatch(uint32_t version);
+  void KeepBatch(const Call& call, OwnBatch batch);
+  [[nodiscard]] OwnBatch TakeBatch(const Call& call);
   void Count(const Traffic& traffic) const { traffic.AddTo(in_.counters); }
 
   // ---- whole tables, from the host ---------------------------------------------------------------------
@@ -293,10 +295,11 @@ class Table {
     if (call.phase != Phase::kCommit) Abandoned();
     if (call.phase == Phase::kWhole) return make();
     if (call.phase != Phase::kCommit) {
-      planned_.emplace(make()).ready = call.phase == Phase::kPlan;
+      Planned& planned = planned_.emplace(make());
+      planned.by = call.op, planned.n = call.n, planned.ready = call.phase == Phase::kPlan;
       return std::nullopt;
     }
-    if (!planned_ || planned_->version != call.version || !planned_->ready) throw NotPlanned();
+    if (!planned_ || !planned_->IsOf(call) || !planned_->ready) throw NotPlanned();
     std::optional<Planned> planned = std::move(planned_);
     planned_.reset();
     return planned;
@@ -304,20 +307,7 @@ class Table {
   /// The same for a change with rows to come, for which there must be space.
   template <class Make>
   std::optional<Planned> PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
-                                  InitialRows initial, bool blank, Make make) {
-    return Plan(call, [&] {
-      Planned planned = make();
-      planned.op = op, planned.blank = blank;
-      if (call.phase == Phase::kPropose) {
-        planned.initial.assign(initial.data, initial.data + initial.n * row_bytes());
-        return planned;
-      }
-      SpaceMaker space(in_.source(spec_), op, planned.change, Alone(planned.change), in_.last_step, true);
-      space.Make(parallel, /*due=*/false);
-      in_.Prepare(parallel, spec_, op, planned.change, initial, blank);
-      return planned;
-    });
-  }
+                                  InitialRows initial, bool blank, Make make);
   /// A row for every key.
   [[nodiscard]] Planned Entering(const ParallelFor& parallel, Call call, KeySpan keys) const {
     return {.version = call.version, .change = in_.Enter(parallel, keys)};
@@ -351,7 +341,18 @@ class Table {
   uint32_t EndProgram(const ParallelFor& parallel, const float* rows);
 
   [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;
+  /// The targets of a chunk: of its operand, or of the shard's own step if that is empty.
+  struct Chunk {
+    bool own;
+    const Target* targets;
+    size_t n;
+  };
+  [[nodiscard]] Chunk ChunkOf(uint32_t token, const ChunkSpan& chunk, const SlotLayout& layout) const;
   void CheckChunk(uint32_t token, const Target* targets, size_t n, size_t num_slots) const;
+  void CopyOut(const ParallelFor& parallel, const Target* targets, size_t n, std::byte* values, bool* fresh,
+               const std::vector<std::byte*>& slots) const;
+  uint32_t TakeBack(const ParallelFor& parallel, const Target* targets, size_t n, const std::byte* values,
+                    const std::vector<const std::byte*>& slots, bool last, bool holds);
 
   [[nodiscard]] static bool Valid(const bool* mask, size_t i) { return mask == nullptr || mask[i]; }
 
@@ -391,6 +392,7 @@ class Table {
 }  // namespace kvjax
 
 #include "kvjax/ffi/cpu/apply.h"
+#include "kvjax/ffi/cpu/chunks.h"
 #include "kvjax/ffi/cpu/delta.h"
 #include "kvjax/ffi/cpu/reads.h"
 #include "kvjax/ffi/cpu/sharded.h"

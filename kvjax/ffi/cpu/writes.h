@@ -9,6 +9,23 @@
 
 namespace kvjax {
 
+template <class Planner>
+std::optional<Planned> Table::PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
+                                       InitialRows initial, bool blank, Planner make) {
+  return Plan(call, [&] {
+    Planned planned = make();
+    planned.op = op, planned.blank = blank;
+    if (call.phase == Phase::kPropose) {
+      planned.initial.assign(initial.data, initial.data + initial.n * row_bytes());
+      return planned;
+    }
+    SpaceMaker space(in_.source(spec_), op, planned.change, Alone(planned.change), in_.last_step, true);
+    space.Make(parallel, /*due=*/false);
+    in_.Prepare(parallel, spec_, op, planned.change, initial, blank);
+    return planned;
+  });
+}
+
 inline uint32_t Table::Insert(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial) {
   const auto lock = Write(call.version, "lookup_or_insert", keys);
   auto planned = PlanRows(parallel, call, "lookup_or_insert", initial, /*blank=*/false,
@@ -254,15 +271,15 @@ inline Planned Table::PlanAccum(const ParallelFor& parallel, Call call, KeySpan 
   return planned;
 }
 
-inline void Table::KeepBatch(uint32_t version, OwnBatch batch) {
-  const auto lock = Write(version, "write", {});
-  if (!planned_ || planned_->version != version) throw NotPlanned();
+inline void Table::KeepBatch(const Call& call, OwnBatch batch) {
+  const auto lock = Write(call.version, "write", {});
+  if (!planned_ || !planned_->IsOf(call)) throw NotPlanned();
   planned_->batch = std::make_unique<OwnBatch>(std::move(batch));
 }
 
-inline OwnBatch Table::TakeBatch(uint32_t version) {
-  const auto lock = Write(version, "write", {});
-  if (!planned_ || planned_->version != version || !planned_->batch) throw NotPlanned();
+inline OwnBatch Table::TakeBatch(const Call& call) {
+  const auto lock = Write(call.version, "write", {});
+  if (!planned_ || !planned_->IsOf(call) || !planned_->batch) throw NotPlanned();
   return std::move(*planned_->batch);
 }
 

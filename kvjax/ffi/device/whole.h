@@ -203,7 +203,7 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::BeginLoad(uint32_t version, cons
 
 template <class Q>
 void DeviceTable<Q>::AddLoaded(Loaded& loaded, const SnapshotView& rows) {
-  CheckRows(spec_, rows);
+  CheckRows(spec_, loaded.contents.layout(), rows);
   const size_t first = loaded.distinct.keys().size();
   for (size_t i = 0; i < rows.n; ++i) {
     const auto key = static_cast<uint64_t>(rows.keys[i]);

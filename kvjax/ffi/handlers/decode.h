@@ -96,9 +96,17 @@ class Decoder {
   [[nodiscard]] bool Flag(std::string_view name) const { return Attr<bool>(name); }
   [[nodiscard]] std::string_view Text(std::string_view name) const { return Attr<std::string_view>(name); }
   [[nodiscard]] int64_t Number(std::string_view name) const { return Attr<int64_t>(name); }
+  /// A number of things, of which there are so many at least and at most.
+  [[nodiscard]] int64_t Count(std::string_view name, int64_t least, int64_t most) const {
+    const int64_t number = Number(name);
+    if (number >= least && number <= most) return number;
+    const std::string want = std::to_string(least) + " to " + std::to_string(most);
+    throw OperandError(table_, op_, "an attribute " + std::string(name) + " of " + want,
+                       std::to_string(number));
+  }
   [[nodiscard]] int64_t NumberOr(std::string_view name, int64_t otherwise) const {
     // XLA's text for one that is not there would end the process where there is no memory for it.
-    return attrs_.contains(name) ? attrs_.get<int64_t>(name).value() : otherwise;
+    return attrs_.contains(name) ? Number(name) : otherwise;
   }
 
   // ---- operands ------------------------------------------------------------------------------------------
@@ -132,9 +140,11 @@ class Decoder {
     Want(buffer.element_type() == ffi::U32, "a version () or (0,) uint32", buffer);
     return buffer.element_count() == 0 ? nullptr : static_cast<const uint32_t*>(buffer.untyped_data());
   }
+  /// No more than numbers of 32 bits count.
   KeySpan InKeys(bool narrow) {
     const ffi::AnyBuffer buffer = In();
     const auto dims = buffer.dimensions();
+    Want(buffer.element_count() / 2 <= INT32_MAX, "2**31 - 1 keys at most", buffer);
     Want(buffer.element_type() == ffi::U32 && dims.size() > 0 && dims.back() == 2, "keys (..., 2) uint32",
          buffer);
     return {static_cast<const uint64_t*>(buffer.untyped_data()), buffer.element_count() / 2, narrow};

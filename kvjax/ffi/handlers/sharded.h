@@ -32,7 +32,7 @@ inline OwnerSpan InOwners(Decoder& in, size_t n) {
   const bool given = owners.element_count() > 0;
   in.Want(Decoder::Holds(owners, ffi::S32, given ? n : 0), "owners (n,) int32", owners);
   return {given ? static_cast<const int32_t*>(owners.untyped_data()) : nullptr,
-          static_cast<uint32_t>(in.Number("shards"))};
+          static_cast<uint32_t>(in.Count("shards", 1, kNumBuckets))};
 }
 
 template <ShardedBackend B>
@@ -52,8 +52,9 @@ ffi::Error OwnedKeys(typename B::Exec& exec, Decoder& in) {
 template <ShardedBackend B>
 ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Name(Op::kRoute), true, [&] {
-    RouteOperands o{.table = in.table(), .capacity = static_cast<int32_t>(in.Number("round_capacity"))};
+    RouteOperands o{.table = in.table()};
     o.keys = in.InKeys(false);
+    o.capacity = static_cast<int32_t>(in.Count("round_capacity", o.keys.n > 0 ? 1 : 0, INT32_MAX));
     o.mask = in.InMask(o.keys.n);
     o.owners = InOwners(in, o.keys.n);
     const int32_t* const shard = in.In<int32_t>("shard ()", 1);
@@ -122,11 +123,13 @@ template <ShardedBackend B>
 ffi::Error Receive(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Name(Op::kApply), true, [&] {
     const auto table = TableOf<B>(in);
-    ReceiveOperands o{.senders = static_cast<size_t>(in.Number("senders"))};
+    ReceiveOperands o{.senders = static_cast<size_t>(in.Count("senders", 1, kNumBuckets))};
     o.version = in.InVersion();
     o.round = in.In<int32_t>("round ()", 1);
     o.rounds = in.In<int32_t>("rounds ()", 1);
     o.keys = in.InKeys(in.Flag("narrow"));
+    if (o.keys.n % o.senders != 0)
+      throw OperandError(in.table(), in.op(), "as many keys of each sender", std::to_string(o.keys.n));
     o.gradients = in.InGradients(table->spec(), o.keys.n);
     o.initial = in.InInitial(table->spec());
     B::Receive(in.Done(exec), *table, o);
@@ -136,7 +139,7 @@ ffi::Error Receive(typename B::Exec& exec, Decoder& in) {
 /// The words of a shard's summary, as a result.
 inline Array1<uint64_t> OutSummary(Decoder& in) {
   const ffi::AnyBuffer summary = in.Out();
-  in.Want(summary.element_type() == ffi::U32 && summary.element_count() % 2 == 0,
+  in.Want(summary.element_type() == ffi::U32 && summary.element_count() >= 2 * ShardSummary::kWords,
           "a summary (words, 2) uint32", summary);
   return {static_cast<uint64_t*>(summary.untyped_data()), summary.element_count() / 2};
 }
@@ -216,7 +219,7 @@ ffi::Error Prepare(typename B::Exec& exec, Decoder& in) {
     const auto table = TableOf<B>(in);
     o.version = version;
     o.summaries = summaries.data, o.words = summaries.n;
-    o.shards = static_cast<size_t>(in.Number("shards"));
+    o.shards = static_cast<size_t>(in.Count("shards", 1, kNumBuckets));
     o.shard = in.In<int32_t>("shard ()", 1);
     earlier = B::Prepare(in.Done(exec), *table, o);
   });

@@ -144,9 +144,9 @@ ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
   });
 }
 
-/// The slots of a chunk have the sizes that the layout says.
-inline void WantSlots(const Decoder& in, const SlotLayout& layout, size_t chunk,
-                      const std::vector<ffi::AnyBuffer>& slots) {
+/// The slots of a chunk have the sizes that the layout says, which is that of the attribute. Returns it.
+inline SlotLayout WantSlots(const Decoder& in, size_t chunk, const std::vector<ffi::AnyBuffer>& slots) {
+  SlotLayout layout = SlotLayout::Parse(in.Text("slots"));
   for (size_t s = 0; s < std::max(slots.size(), layout.slots().size()); ++s) {
     const bool ok =
         slots.size() == layout.slots().size() && slots[s].size_bytes() == chunk * layout.slots()[s].bytes;
@@ -154,6 +154,17 @@ inline void WantSlots(const Decoder& in, const SlotLayout& layout, size_t chunk,
       throw OperandError(in.table(), in.op(), "slots " + layout.ToString(),
                          std::to_string(slots.size()) + " arrays of other sizes");
     }
+  }
+  return layout;
+}
+
+/// The layout that the slots of a chunk are of, or those of all rows of a step.
+template <class Operands>
+SlotLayout& SlotsOf(Operands& o) {
+  if constexpr (requires { o.chunk; }) {
+    return o.layout;
+  } else {
+    return o.step.layout;
   }
 }
 
@@ -178,7 +189,7 @@ size_t OutRows(Decoder& in, const TableSpec& spec, Operands& o) {
     slots.push_back(in.Out());
     o.slots.push_back(static_cast<std::byte*>(slots.back().untyped_data()));
   }
-  WantSlots(in, SlotLayout::Parse(in.Text("slots")), n, slots);
+  SlotsOf(o) = WantSlots(in, n, slots);
   return n;
 }
 /// And what comes back of them: values and one array per slot.
@@ -194,7 +205,7 @@ size_t InRows(Decoder& in, const TableSpec& spec, Operands& o) {
     slots.push_back(in.In());
     o.slots.push_back(static_cast<const std::byte*>(slots.back().untyped_data()));
   }
-  WantSlots(in, SlotLayout::Parse(in.Text("slots")), n, slots);
+  SlotsOf(o) = WantSlots(in, n, slots);
   return n;
 }
 
