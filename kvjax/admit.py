@@ -26,7 +26,7 @@ import functools
 from typing import Any, Literal
 
 from kvjax._values.errors import check_choice
-from kvjax._values.numbers import is_integer
+from kvjax._values.numbers import is_integer, is_real
 from kvjax.ffi import host
 
 __all__ = ["MinCount", "Probability", "Sketch"]
@@ -163,7 +163,7 @@ class Probability:
 
     def __post_init__(self) -> None:
         p: Any = self.p
-        _check(isinstance(p, (int, float)) and 0 <= p <= 1, "Probability", "0 <= p <= 1", p)
+        _check(is_real(p) and 0 <= p <= 1, "Probability", "0 <= p <= 1", p)
         _check_unadmitted("Probability", self.unadmitted)
 
     def own_options(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from kvjax.ffi import DEVICE, HOST
 _MAGIC = b"kvjaxPG1"
 _HEAD = struct.Struct("<8sIII")
 
-Shapes = str | None | Sequence[str | None]
+Shapes = str | None | Sequence[PyTree]
 
 
 class ProgramError(ValueError):
@@ -77,7 +77,8 @@ class Program:
             if said != self._frozen.get(path, said):
                 raise ProgramError(
                     f"kvjax: program, call: want the frozen table that it was exported with at {path}, "
-                    f"{self._frozen[path]}, got {said}; export the program again for each frozen table"
+                    f"{self._frozen[path]}, got {said}; export the program again for each frozen table, or with "
+                    "FrozenTable.as_jax(capacity=) and give releases with the same capacity"
                 )
         found = dict(_arrays(args))
         if found.keys() != self.inputs.keys():
@@ -200,7 +201,8 @@ def export(
       *args: arrays, or ``jax.ShapeDtypeStruct``, in any trees.
       shapes: symbolic shapes of the arguments, as for ``jax.export.symbolic_args_specs``, so that one program takes
         batches of any size of at least 1: with ``(None, "b, ...")``, the first axis of each array of the second
-        argument may be any b. None for the shapes of `args`. Keys ``(b, n)`` are an array of words ``(b, n, 2)``, so
+        argument may be any b. An argument may have a tree of them, ``(None, {"keys": "b, ...", "x": "b, 3"})``. None
+        for the shapes of `args`. Keys ``(b, n)`` are an array of words ``(b, n, 2)``, so
         their shape is "b, n, ...".
       platforms: the platforms on which the program can run.
 
@@ -234,14 +236,7 @@ def export(
         return fn(*jax.tree.unflatten(tree, [leaf if is_table(leaf) else next(rest) for leaf in leaves]))
 
     given = dict(_arrays(args))
-    # A spec for an argument holds for all arrays in it.
-    per_argument = [shapes] * len(args) if shapes is None or isinstance(shapes, str) else list(shapes)
-    if len(per_argument) != len(args):
-        raise ProgramError(
-            f"kvjax: export: want shapes of {len(args)} arguments, got {len(per_argument)}; give None or "
-            "'b, ...' for each"
-        )
-    per_array = tuple(per_argument[int(path.split("/")[0])] for path in given)
+    per_array = _per_array(shapes, args)
     specs = jax.export.symbolic_args_specs(tuple(given.values()), per_array)
     for (path, array), spec, text in zip(given.items(), specs, per_array, strict=True):
         if np.ndim(array) != len(spec.shape):
@@ -259,6 +254,30 @@ def export(
     allowed = [jax.export.DisabledSafetyCheck.custom_call(target) for target in sorted(targets)]
     exported = jax.export.export(jitted, platforms=list(platforms), disabled_checks=allowed)(*specs)
     return Program(exported, uses, list(given), _frozen(args))
+
+
+def _per_array(shapes: Shapes, args: tuple[PyTree, ...]) -> tuple[str | None, ...]:
+    """The spec of each array: one for an argument, or a part of it, holds for all arrays in that."""
+    per_argument = [shapes] * len(args) if shapes is None or isinstance(shapes, str) else list(shapes)
+    if len(per_argument) != len(args):
+        raise ProgramError(
+            f"kvjax: export: want shapes of {len(args)} arguments, got {len(per_argument)}; give None or "
+            "'b, ...' for each"
+        )
+    found: list[str | None] = []
+
+    def take(spec: Any, part: PyTree) -> None:
+        found.extend([spec] * len(_arrays((part,))))
+
+    for i, (spec, arg) in enumerate(zip(per_argument, args, strict=True)):
+        try:
+            jax.tree.map(take, spec, arg, is_leaf=lambda x: x is None or isinstance(x, str))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ProgramError(
+                f"kvjax: export: want shapes of argument {i} as None, a text, or a tree of these that its tree begins "
+                f"with, got {spec!r:.200}; give what fits it"
+            ) from error
+    return tuple(found)
 
 
 def _frozen(args: tuple[PyTree, ...]) -> dict[str, str]:

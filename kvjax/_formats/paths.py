@@ -28,13 +28,13 @@ def anywhere(path: PathLike, op: str) -> AnyPath:
       op: what it is for, which errors name.
 
     Raises:
-      ValueError: it is of a store that fsspec does not know.
+      ValueError: it is of a store that fsspec does not know, or begins with "~".
       ImportError: the package that knows the store is not installed.
     """
     text = os.fsdecode(path)
     found = _URL.fullmatch(text)
     if found is None:
-        return Path(text)
+        return _here(text, op)
     from kvjax._formats.stores import store_path  # and fsspec, which local paths do without
 
     return store_path(text, found[1], found[2], op)
@@ -44,13 +44,22 @@ def local(path: PathLike, op: str) -> Path:
     """As `anywhere`, of what has to be here: files that are mapped into memory, or read from their middle.
 
     Raises:
-      ValueError: it is of a store.
+      ValueError: it is of a store, or begins with "~".
     """
     text = os.fsdecode(path)
     found = _URL.fullmatch(text)
     if found is None:
-        return Path(text)
+        return _here(text, op)
     mend = "copy it with the store's own tool, or mount the store as a folder"
     if found[1].lower() == "file":
         mend = "give the path alone, without 'file://'"
     raise ValueError(f"kvjax: {op}: want a path of this machine's file system, got {text!r}; {mend}")
+
+
+def _here(text: str, op: str) -> Path:
+    if text == "~" or text.startswith("~/"):
+        raise ValueError(
+            f"kvjax: {op}: want a path, got {text!r}, of which only shells know the folder; give "
+            f"os.path.expanduser(path), or './{text}' for a folder of that name"
+        )
+    return Path(text)

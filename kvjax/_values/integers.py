@@ -65,6 +65,7 @@ def as_array(items: Any, where: str) -> np.ndarray:
 def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
     """Python's integers as uint64, of which NumPy makes something else if some are below 0 and some above 2**63 - 1."""
     want, got = "integers of at most 64 bits", str(array.dtype)
+    mend = "hash strings and other values with kvjax.hash_keys"
     objects = array if isinstance(ids, np.ndarray) else np.array(ids, object)
     if objects.dtype == object:
         integers = [isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in objects.flat]
@@ -73,9 +74,12 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
         if not others and not wide:
             return _bits_of([int(x) for x in objects.flat], where).reshape(objects.shape)
         got = f"{type(others[0]).__name__} {others[0]!r} among them" if others else f"{wide[0]}, which has more"
+        if others and isinstance(others[0], (float, bool, np.floating, np.bool_, type(None))):
+            mend = "cast them by .astype(np.int64)"
+    elif array.dtype.kind in "fb":  # of a data frame's column with missing ids, for instance
+        mend = "cast them by .astype(np.int64)"
     raise TypeError(
-        f"kvjax: {where}: want {want}, got {got}; hash strings and other values with kvjax.hash_keys, and give missing "
-        "ids a number that is padding (pad_id=)"
+        f"kvjax: {where}: want {want}, got {got}; {mend}, and give missing ids a number that is padding (pad_id=)"
     )
 
 

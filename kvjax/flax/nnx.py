@@ -9,6 +9,7 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.nnx.filterlib import Filter
 from jax.typing import DTypeLike
@@ -78,6 +79,10 @@ class _TableModule(nnx.Module):
                 op = f"{type(self).__name__}.table"
                 raise fail(ValueError, value.name, op, f"a table of dim={dim}, as the layer has", f"{value.dim}", mend)
             param.set_value(value)  # without its Param, no state would have the table
+        elif name == "table" and isinstance(value, (jax.Array, np.ndarray, np.generic, str, bytes, int, float)):
+            mend = "give what kvjax.get_table, a restore or FrozenTable.as_jax returns"
+            op = f"{type(self).__name__}.table"
+            raise fail(TypeError, None, op, "a kvjax.Table or frozen arrays", type(value).__name__, mend)
         else:
             super().__setattr__(name, value)
 

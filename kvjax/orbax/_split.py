@@ -230,7 +230,7 @@ def _check_now(table: Table) -> None:
 
 def _table_of(name: str, given: Mapping[str, Readable]) -> Readable:
     # A restore under another name gives the handle by the name in the checkpoint.
-    found = {table.name: table for table in given.values()}.get(name) or given.get(name)
+    found = {table.name: table for table in given.values()}.get(name, given.get(name))
     if found is not None:
         if isinstance(found, Table):
             _check_now(found)

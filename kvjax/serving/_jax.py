@@ -84,6 +84,13 @@ class FrozenArrays(FrozenReadable):
     def __len__(self) -> int:
         return self._last if self.size is None else int(self.size)
 
+    def __bool__(self) -> bool:  # as that of a table
+        return True
+
+    def __repr__(self) -> str:
+        room = "" if self.size is None else f", capacity={self._last}"
+        return f"FrozenArrays({self.name!r}, dim={self.dim}, dtype={self.rows.dtype}{room})"
+
     @overload
     def lookup(
         self, keys: KeysLike, *, mask: ArrayLike | None = None, pad_id: int | None = None,
@@ -221,6 +228,7 @@ def arrays_of(mapped: MappedFile, capacity: int | None = None) -> FrozenArrays:
             ValueError, description.name, "as_jax", f"capacity=None, or an integer from {rows}, its rows, to 2**30 - 1",
             repr(capacity), "let it be what the largest release will have",
         )  # fmt: skip
+    capacity = None if capacity is None else int(capacity)  # NumPy's have no bit_length
     parts = {name: arrays[name] for name in ("hashes", "rows", "scales") if name in arrays}
     starts, steps = arrays["starts"], description.steps
     if capacity is not None:

@@ -127,6 +127,20 @@ def test_nnx_and_live_handles(table):
 
 
 @slow
+def test_parts_of_an_argument_have_shapes_of_their_own(table):
+    def rows(params, batch):
+        return params["table"].lookup(batch["keys"]) * batch["x"], batch["y"]
+
+    batch = {"keys": kvjax.keys([1]), "x": np.ones((1, 2), np.float32), "y": np.ones(3, np.float32)}
+    shapes = ({"table": None}, {"keys": "b, ...", "x": "b, 2", "y": None})
+    program = kvjax.export(rows, {"table": table}, batch, shapes=shapes)
+    for n in (1, 4):
+        keys = kvjax.keys(np.arange(n))
+        out, y = program(None, {"keys": keys, "x": np.full((n, 2), 2, np.float32), "y": batch["y"]})
+        np.testing.assert_array_equal(out, 2 * table.lookup(keys))
+        assert y.shape == (3,)
+
+
 def test_what_cannot_be_exported(table, mesh):
     grads = kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 2)))
     cached = jax.jit(lambda k: table.lookup(k))
@@ -138,6 +152,10 @@ def test_what_cannot_be_exported(table, mesh):
         kvjax.export(lambda t: t.apply(optax.sgd(0.1), grads), table)
     with pytest.raises(ValueError, match="export: want a function that only reads its tables"):
         kvjax.export(lambda k: table.upsert(k, jnp.ones((1, 2))).version, kvjax.keys([1]))
+    with pytest.raises(
+        ProgramError, match=r"want shapes of argument 1 as None, a text, or a tree .*, got \{'k': None\}"
+    ):
+        kvjax.export(score, {"scale": 1.0, "table": table}, kvjax.keys([1]), shapes=(None, {"k": None}))
     with pytest.raises(ProgramError, match="want shapes of 2 arguments, got 1"):
         kvjax.export(score, {"scale": 1.0, "table": table}, kvjax.keys([1]), shapes=("b",))
     with pytest.raises(ProgramError, match=r"want a shape of 2 axes for '1/0', got 'b'; give 'b, ...'"):

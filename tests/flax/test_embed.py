@@ -197,6 +197,9 @@ def test_nnx_takes_the_handle_of_a_write(tmp_path):
     np.testing.assert_array_equal(layer(kvjax.keys([7])), [[1, 1]])
     with pytest.raises(ValueError, match=r"Embed.table: want a table of dim=2, as the layer has, got 3"):
         layer.table = kvjax.get_table("wider", dim=3)
+    for other in (jnp.ones(3), np.ones(3), "t", 3):
+        with pytest.raises(TypeError, match=r"Embed.table: want a kvjax.Table or frozen arrays, got .*; give what"):
+            layer.table = other
     with pytest.raises(TypeError, match=r"layer\.table = table"):
         layer.table[...] = layer.table[...]
     layer.table = kvjax.serving.FrozenTable.write(tmp_path / "f", layer.table[...]).as_jax()

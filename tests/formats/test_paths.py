@@ -46,7 +46,19 @@ def test_paths_of_stores_are_refused(door, make, tmp_path, monkeypatch):
 
 
 def test_what_is_local():
-    for path in ("a", "a/b:c", "/gs:", "s3:", "c:/x", pathlib.Path("a"), epath.Path("/a/b"), "a b://", b"a/b"):
+    for path in (
+        "a",
+        "a/b:c",
+        "/gs:",
+        "s3:",
+        "c:/x",
+        "./~/x",
+        "~x",
+        pathlib.Path("a"),
+        epath.Path("/a/b"),
+        "a b://",
+        b"a/b",
+    ):
         for taken in (local(path, "op"), anywhere(path, "op")):
             assert taken == pathlib.Path(os.fsdecode(path)) and type(taken) is type(pathlib.Path())
     for path in ("s3://b", pathlib.Path("s3://b/x"), "abfss://c@d/x", "HTTP://x/y"):
@@ -55,6 +67,11 @@ def test_what_is_local():
     for take in (local, anywhere):
         with pytest.raises(ValueError, match="give the path alone, without 'file://'"):
             take("file:///tmp/x", "op")
+        for path in ("~", "~/x"):
+            with pytest.raises(
+                ValueError, match=r"op: want a path, got '~.*; give os.path.expanduser\(path\), or './~"
+            ):
+                take(path, "op")
 
 
 def test_what_is_of_a_store():

@@ -149,3 +149,53 @@ def test_in_a_stock_nnx_optimizer(make):
     assert len(table) == len(params["t"]) > 0
     np.testing.assert_allclose(table.export().values, params["t"].export().values, rtol=1e-6)
     np.testing.assert_allclose(model.scale[...], params["w"], rtol=1e-6)
+
+
+def test_an_nnx_model_is_restored_in_the_middle(make, tmp_path):
+    """By the template of the README: the state after a step, which no step has made."""
+
+    class Model(nnx.Module):
+        def __init__(self, name):
+            self.embed = kvjax.flax.nnx.Embed(kvjax.get_table(name, dim=DIM, seed=1, initializer=1.0))
+            self.scale = nnx.Param(jnp.ones(DIM))
+
+        def __call__(self, keys):
+            return self.embed(keys) @ self.scale[...]
+
+    @nnx.jit
+    def step(model, optimizer, keys, y):
+        value, grads = kvjax.flax.nnx.value_and_grad(lambda model: jnp.mean((model(keys) - y) ** 2))(model)
+        optimizer.update(model, grads)
+        return value
+
+    def made(name):
+        model = Model(name)
+        tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adagrad(0.3)), 4)
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    model, optimizer = made("middle")
+    given = [(kvjax.keys(ids), y) for ids, y in batches(7)]
+    for batch in given[:6]:
+        step(model, optimizer, *batch)
+    dense, tables = kvjax.orbax.split(nnx.state((model, optimizer)))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        saved = ocp.args.Composite(state=ocp.args.StandardSave(dense), tables=kvjax.orbax.TableSave(tables))
+        manager.save(6, args=saved)
+    values = []
+    for batch in given[6:]:
+        values.append(step(model, optimizer, *batch))
+    rows = model.embed.table[...].lookup(np.arange(ROWS))
+    kvjax.drop_table("middle")
+
+    model, optimizer = made("middle")
+    batch = given[0]
+    template = nnx.eval_shape(lambda *args: (step(*args), nnx.state(args[:2]))[1], model, optimizer, *batch)
+    dense, tables = kvjax.orbax.split(template)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        wanted = ocp.args.Composite(state=ocp.args.StandardRestore(dense), tables=kvjax.orbax.TableRestore(tables))
+        found = manager.restore(6, args=wanted)
+    nnx.update((model, optimizer), kvjax.orbax.combine(found["state"], found["tables"]))
+    for batch, value in zip(given[6:], values, strict=True):
+        assert step(model, optimizer, *batch) == value
+    np.testing.assert_array_equal(model.embed.table[...].lookup(np.arange(ROWS)), rows)
+    kvjax.drop_table("middle")

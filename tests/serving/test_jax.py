@@ -93,13 +93,29 @@ def test_releases_of_one_capacity_share_a_program(quantise, make, tmp_path):
     for n in (0, 5, 80, 1000):
         table = table.upsert(np.arange(n), np.arange(2.0 * n).reshape(n, 2))
         frozen = FrozenTable.write(tmp_path / "t", table, quantise=quantise)
-        arrays = frozen.as_jax(capacity=1000)
+        arrays = frozen.as_jax(capacity=np.int64(1000))
+        assert arrays and f"FrozenArrays({table.name!r}, dim=2" in repr(arrays) and "capacity=1000" in repr(arrays)
         np.testing.assert_array_equal(programs(arrays, kvjax.keys(np.arange(1100))), frozen.lookup(np.arange(1100)))
         assert len(arrays) == n
     assert programs._cache_size() == 1
     for wrong in (999, 2**30, 1000.0, True):
         with pytest.raises(ValueError, match="as_jax: want capacity=None, or an integer from 1000, its rows, to"):
             frozen.as_jax(capacity=wrong)
+
+
+def test_a_model_with_a_capacity_is_put_together_in_a_program(make, tmp_path):
+    table = make(2).upsert([7], [[1.0, 2.0]])
+    state = {"t": table, "w": jnp.float32(3.0)}
+    dense, _ = kvjax.orbax.split(state)
+
+    @jax.jit
+    def rows(arrays, keys):
+        whole = kvjax.orbax.combine(dense, {table.name: arrays})
+        return whole["t"].lookup(keys) * whole["w"]
+
+    for capacity in (None, 10):
+        arrays = FrozenTable.write(tmp_path / f"{capacity}", table).as_jax(capacity=capacity)
+        assert rows(arrays, kvjax.keys([7])).tolist() == [[3.0, 6.0]]
 
 
 def test_a_damaged_order_is_an_error(make, tmp_path):
