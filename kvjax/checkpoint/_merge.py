@@ -193,7 +193,8 @@ class _Merged:
         self, tables: Sequence[ChainRows], ancestor: ChainRows | None, rule: MergeRule, weigh: Sequence[float],
         having: Sequence[int],
     ) -> None:  # fmt: skip
-        self._tables, self._ancestor, self._rule, self._weigh, self._having = tables, ancestor, rule, weigh, having
+        self._rule: MergeRule = rule
+        self._tables, self._ancestor, self._weigh, self._having = tables, ancestor, weigh, having
         self._name = tables[0].name
         self._read = tables if ancestor is None else [ancestor, *tables]
         for table in self._read:

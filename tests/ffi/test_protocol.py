@@ -161,7 +161,7 @@ def test_calls_that_no_program_makes_are_refused(case, make):
 
 
 @slow
-@pytest.mark.parametrize("write", ["upsert", "pin", "add", "chunks"])
+@pytest.mark.parametrize("write", ["upsert", "pin", "add", "apply", "partition", "chunks"])
 def test_of_two_threads_with_one_handle_one_writes_on_a_mesh_of_one_device(write, make, mesh):
     sizes = 64, 5000
     batches = [(np.arange(n) + 1_000_000 * i, np.full((n, DIM), i + 1.0, np.float32)) for i, n in enumerate(sizes)]
@@ -170,9 +170,15 @@ def test_of_two_threads_with_one_handle_one_writes_on_a_mesh_of_one_device(write
         "upsert": lambda t, k, r: t.upsert(k, r),
         "pin": lambda t, k, r: t.pin(k),
         "add": lambda t, k, r: t.add(k, r),
+        "apply": lambda t, k, r: t.apply(optax.sgd(1.0), kvjax.SparseRows(k, -r))[0],
+        "partition": lambda t, k, r: optax.apply_updates(
+            {"t": t}, together.update({"t": kvjax.SparseRows(k, -r)}, state, {"t": t})[0]
+        )["t"],
         "chunks": lambda t, k, r: t.apply(sort, kvjax.SparseRows(k, r))[0],
     }
     table = make(DIM, mesh=mesh(1))
+    together = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))
+    state = together.init({"t": table})
     for keys, rows in batches:  # compiled
         table = jax.block_until_ready(writes[write](table, keys, rows))
     for _ in range(20):
