@@ -267,6 +267,8 @@ def _per_array(shapes: Shapes, args: tuple[PyTree, ...]) -> tuple[str | None, ..
     found: list[str | None] = []
 
     def take(spec: Any, part: PyTree) -> None:
+        if not (spec is None or isinstance(spec, str)):
+            raise TypeError(spec)
         found.extend([spec] * len(_arrays((part,))))
 
     for i, (spec, arg) in enumerate(zip(per_argument, args, strict=True)):

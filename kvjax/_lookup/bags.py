@@ -194,21 +194,25 @@ def _spec_of_rows(table: Readable) -> TableSpec | None:
     return dataclasses.replace(spec, placement=None) if follows and spec is not None else spec
 
 
-@one_program(0, 1, 2, 3)
 def _combine(sums: Sums, combiner: str, counted: bool, bags: int, ids: Any, rows: jax.Array, weights: Any) -> Any:
     """Bags ``(bags, dim)`` float32 of rows ``(n, dim)``, and if that is asked for which have any, ``(bags,)`` bool."""
     made = combiners.combine(jnp, sums, combiner, bags, ids, rows.astype(jnp.float32), weights)
     return (made, combiners.counts(jnp, sums, bags, ids) > 0) if counted else (made,)
 
 
-@one_program(0, 1, 2)
 def _combine_padded(sums: Sums, combiner: str, counted: bool, rows: jax.Array, mask: Any, weights: Any) -> Any:
     """The same of rows ``(bags, L, dim)``."""
+    return _combine(sums, combiner, counted, rows.shape[0], *_flat(rows, mask, weights))
+
+
+@one_program()
+def _flat(rows: jax.Array, mask: Any, weights: Any) -> tuple[jax.Array, jax.Array, Any]:
+    """Ids ``(n,)``, rows ``(n, dim)`` and weights ``(n,)`` of padded bags. What is computed of them is no part of this
+    program, which XLA would round otherwise."""
     bags, length, dim = rows.shape
     ids = jnp.broadcast_to(jnp.arange(bags, dtype=jnp.int32)[:, None], (bags, length))
     ids = ids if mask is None else jnp.where(mask, ids, -1)
-    flat = None if weights is None else weights.reshape(-1)
-    return _combine(sums, combiner, counted, bags, ids.reshape(-1), rows.reshape(-1, dim), flat)
+    return ids.reshape(-1), rows.reshape(-1, dim), None if weights is None else weights.reshape(-1)
 
 
 def _ids_of(table: Readable, given: Bags, n: int, op: str) -> tuple[jax.Array, jax.Array | None]:

@@ -62,6 +62,11 @@ class Placement:
         return math.prod(self.mesh.shape[axis] for axis in self.axes)
 
     @property
+    def alone(self) -> bool:
+        """Whether one device is all of the mesh: then nobody has to agree with another."""
+        return self.mesh.size == 1
+
+    @property
     def num_shards(self) -> int:
         return 1 if self.replicated else self.num_devices
 

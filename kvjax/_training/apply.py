@@ -290,7 +290,7 @@ def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array)
 
     status: ``()`` uint32, of what came before.
     """
-    if _alone(spec, way):
+    if _alone(spec):
         return _plan_alone(spec, way, update, status)
     version = update.version
     merged, failed = merge_on_shard(spec, update.grads)
@@ -312,37 +312,33 @@ def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array)
     return *jax.lax.cond(number == 0, agree, lambda: (varying_like(version, delivered), update.state)), number
 
 
-def _alone(spec: TableSpec, way: Way) -> bool:
-    """Whether one call does all that a device plans, which is the only one of its mesh: what several calls find by a
+def _alone(spec: TableSpec) -> bool:
+    """Whether a device plans as a table in one place does, because it is all of its mesh: what several calls find by a
     version, another thread could have changed between them."""
-    in_memory = not is_device(spec.storage.backend)
-    return spec.mesh_placement.num_devices == 1 and in_memory and isinstance(way, ByProgram)
+    return spec.mesh_placement.alone and not is_device(spec.storage.backend)
 
 
 def _plan_alone(spec: TableSpec, way: Way, update: Update, status: jax.Array) -> StepResult:
-    program = update.run
-    assert program is not None
-    check_dtypes([update.grads])
-    grads, keeps = flat(update.grads), way.phase == "keep"
+    keeps = way.phase == "keep"
+    way = way if keeps else dataclasses.replace(way, phase="plan")
 
-    def planned(version: jax.Array) -> tuple[jax.Array, jax.Array]:
-        given = version, grads, update.step, update.initial(spec, grads), way.slots, program
-        word, number = training.apply(spec, *given, holds=True, reports=keeps, planned=False)
-        return varying_like(word, version), varying_like(number, version)
+    def planned(version: jax.Array) -> StepResult:
+        word, state, number = way.in_one_place(spec, dataclasses.replace(update, version=version))
+        return varying_like(word, version), state, varying_like(number, version)
 
     version = varying_like(update.version, status)
     if not keeps:
         (version,) = routing.agree(spec, "apply", status, [version])
-        word, number = planned(version)
+        word, state, number = planned(version)
     else:
-        word, number = jax.lax.cond(
-            status == 0, planned, lambda version: (version, varying_like(status, version)), version
-        )
-    return word, update.state, mesh.agreed(number)
+        state = () if isinstance(way, ByProgram) else update.state
+        skip = version, state, varying_like(status, version)
+        word, state, number = jax.lax.cond(status == 0, planned, lambda _: skip, version)
+    return word, update.state if isinstance(way, ByProgram) else state, mesh.agreed(number)
 
 
 def _end_on_shard(spec: TableSpec, way: Way, update: Update, word: jax.Array) -> tuple[jax.Array, Any]:
-    if _alone(spec, way):
+    if _alone(spec):
         rows = flat(update.grads).rows
         return settle(training.end_apply(spec, word, rows, jnp.uint32(0))), update.state
     begun = training.commit_step(spec, word)

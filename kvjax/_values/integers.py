@@ -75,9 +75,9 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
             return _bits_of([int(x) for x in objects.flat], where).reshape(objects.shape)
         got = f"{type(others[0]).__name__} {others[0]!r} among them" if others else f"{wide[0]}, which has more"
         if others and isinstance(others[0], (float, bool, np.floating, np.bool_, type(None))):
-            mend = "cast them by .astype(np.int64)"
+            mend = "cast them by np.asarray(ids, np.int64)"
     elif array.dtype.kind in "fb":  # of a data frame's column with missing ids, for instance
-        mend = "cast them by .astype(np.int64)"
+        mend = "cast them by np.asarray(ids, np.int64)"
     raise TypeError(
         f"kvjax: {where}: want {want}, got {got}; {mend}, and give missing ids a number that is padding (pad_id=)"
     )

@@ -42,7 +42,10 @@ def changed(
     pinned = np.where(known & rows["pinned"][order[begins]], pins == tables, pins > 0)
     present = sizes - known
     as_before = (sums(differs, begins) == 0) & (present > 0) & ((present == tables) | pinned)
-    differs[(begins + sizes - 1)[as_before]] = True
+    # Of equal rows the last, of a checkpoint that has kept its slots if there is one.
+    rank = np.where(part == ANCESTOR, -1, np.arange(len(part)) + len(part) * rows["has_slots"][order])
+    last = np.maximum.reduceat(rank, begins) % len(part) if len(begins) else begins
+    differs[last[as_before]] = True
     return order[differs], pinned[of][differs]
 
 

@@ -71,7 +71,8 @@ def merge(
     removed or evicted goes, unless another has changed or pinned it. In a mean, frequencies and counts of waiting keys
     are those of the ancestor and what each table has added to them, and in that of "frequency" rows weigh as much as
     they were seen since. (What a key of a `Sketch` was seen before it had a row nobody knows: that counts in each
-    table.) A key is pinned or not as the table has it that changed that.
+    table, and cells that were halved count as they are.) A key is pinned or not as the table has it that changed that.
+    A table that only the ancestor lacks is merged as without one, and a path that lacks a table has removed nothing.
 
     Args:
       paths: folders of checkpoints, of steps of an Orbax ``CheckpointManager``, or of managers (their last steps are
@@ -83,7 +84,7 @@ def merge(
         none, or it counts once in each of them.
       weights: of each path, positive: how much its rows weigh in a mean. By default 1 each.
       base: where to look for the checkpoints that deltas build on, as in `restore`.
-      overwrite: replace the checkpoint that is there, if it is none of `paths`, and nothing builds on it.
+      overwrite: replace the checkpoint that is there, if it is none of those that are read, and nothing builds on it.
 
     Returns:
       What was merged of each table, by name.
@@ -205,8 +206,8 @@ class _Merged:
         self._compared: list[str] = []
         if ancestor is not None:
             self._check_earlier(ancestor)
-            # Where one was saved without slots, nobody knows whether they have changed.
-            all_slots = all(table.meta["slots"] for table in self._read)
+            # Where one was saved without slots, or with another optimizer's, nobody knows whether they have changed.
+            all_slots = all(table.meta["slots"] == self._whole.meta["slots"] for table in self._read)
             names = ["values", "freqs", "versions", *(["has_slots"] if all_slots else [])]
             self._compared = [*names, *(n for n in self._whole.types if n.startswith(SLOT) and all_slots)]
 
@@ -223,8 +224,6 @@ class _Merged:
         fields = {field for meta in metas for field in meta} - _MAY_DIFFER
         found = {field: [meta.get(field) for meta in metas] for field in sorted(fields)}
         found["slots"] = [table.meta["slots"] for table in with_slots]
-        if with_slots and self._ancestor is not None and self._ancestor.meta["slots"]:
-            found["slots"] = [self._ancestor.meta["slots"], *found["slots"]]
         found = {field: said for field, said in found.items() if any(each != said[0] for each in said)}
         if found:
             got = "; ".join(f"{field}: {' and '.join(f'{each}' for each in said)}" for field, said in found.items())
@@ -273,7 +272,8 @@ class _Merged:
         types = {name: kind for name, kind in self._whole.types.items() if name in (*needed, *names)}
         parts: list[dict[str, np.ndarray]] = []
         for table in self._read:
-            found = table.between(first, last, list(types))
+            same = table.meta["slots"] == self._whole.meta["slots"]  # an ancestor may have another optimizer's
+            found = table.between(first, last, [name for name in types if same or not name.startswith(SLOT)])
             n = len(found["keys"])
             parts.append({name: found.get(name, np.zeros((n, *kind[1]), kind[0])) for name, kind in types.items()})
         rows, part = concat(parts), np.repeat(np.arange(len(parts)), [len(found["keys"]) for found in parts])

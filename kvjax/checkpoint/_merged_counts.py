@@ -46,8 +46,8 @@ class Seen:
         before = np.where(old[begins], freqs[begins], self._before.of(keys[begins]))
         since = np.where(old, 0, gained(freqs, np.repeat(before, sizes)))
         waits = np.array([table.of(keys[begins]) for table in self._tables])
-        goes_on = (waits >= before).any(axis=0) | (sums(~old & (freqs >= np.repeat(before, sizes)), begins) > 0)
-        seen = np.where(goes_on, before, 0) + sums(since, begins) + np.where(waits > 0, gained(waits, before), 0).sum(0)
+        known = sums(~old & (freqs >= np.repeat(before, sizes)), begins) > 0  # to a table that has gone on from there
+        seen = _in_all(waits, before, known) + sums(since, begins)
         of_row = np.zeros(len(keys), np.int64)
         of_row[order] = since
         return of_row, keys[begins], seen
@@ -58,8 +58,7 @@ class Seen:
         sketches = np.array([counts["sketch"] for counts in self._counts if "sketch" in counts], np.int64)
         if len(sketches):
             before = self._ancestor.get("sketch", np.zeros(sketches.shape[1:], np.uint16)).astype(np.int64)
-            added = before + gained(sketches, before).sum(axis=0)
-            cells = sketches.max(axis=0) if rule == "newest" else added
+            cells = sketches.max(axis=0) if rule == "newest" else _in_all(sketches, before)
             out["sketch"] = np.minimum(cells, np.iinfo(np.uint16).max).astype(np.uint16)
         if any("pending_keys" in counts for counts in self._counts):
             keys = np.unique(np.concatenate([table.keys for table in self._tables]))
@@ -68,13 +67,23 @@ class Seen:
             here = found > 0
             # As with rows: what a table has forgotten goes, unless another has counted on.
             keep = here.all(axis=0) | (here & (found != before)).any(axis=0)
-            goes_on = (found >= before).any(axis=0)
-            added = np.where(goes_on, before, 0) + np.where(here, gained(found, before), 0).sum(axis=0)
-            counts = found.max(axis=0) if rule == "newest" else added
+            counts = found.max(axis=0) if rule == "newest" else _in_all(found, before)
             keys, counts = keys[keep], counts[keep]
             order = by_bucket(keys)[0]
             out |= {"pending_keys": keys[order], "pending_counts": counts[order]}
         return out
+
+
+def _in_all(counts: np.ndarray, before: np.ndarray, known: np.ndarray | bool = False) -> np.ndarray:
+    """How often ``(m,)`` keys or cells were seen in all tables: before, unless each has forgotten that, and since.
+
+    Args:
+      counts: ``(tables, m)``, of each; 0 where it has none.
+      before: ``(m,)``, of the ancestor.
+      known: ``(m,)``, whether a table has not forgotten it, whatever its count here.
+    """
+    goes_on = (counts >= before).any(axis=0) | known
+    return np.where(goes_on, before, 0) + np.where(counts > 0, gained(counts, before), 0).sum(axis=0)
 
 
 class _Waiting:

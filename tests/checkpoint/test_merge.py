@@ -51,8 +51,13 @@ def read(path):
     return dict(zip(found.keys.tolist(), zip(*columns, strict=True), strict=True))
 
 
-def merged(parts, rule, weights, ancestor=()):
-    """As `merge` should."""
+def compared(row, slots):
+    """What makes a row another one; -0.0 is not 0.0."""
+    return repr(row[:4] if slots else (row[0], *row[2:4]))
+
+
+def merged(parts, rule, weights, ancestor=(), slots=True):
+    """As `merge` should. slots: whether all have been saved with slots."""
     out, ancestor = {}, dict(ancestor)
     for key in {key for part in parts for key in part}:
         found = [(part[key], w) for part, w in zip(parts, weights, strict=True) if key in part]
@@ -60,10 +65,11 @@ def merged(parts, rule, weights, ancestor=()):
         if key in ancestor:
             old, pins = ancestor[key], [key in part and part[key][4] for part in parts]
             before, pinned = old[2], all(pins) if old[4] else any(pins)
-            differ = [item for item in found if repr(item[0][:4]) != repr(old[:4])]  # -0.0 is not 0.0
+            differ = [item for item in found if compared(item[0], slots) != compared(old, slots)]
             if not differ and len(found) < len(parts) and not pinned:
                 continue
-            found = [((*row[:4], pinned), w) for row, w in differ or found[-1:]]
+            same = [item for item in found if item[0][1] is not None] or found
+            found = [((*row[:4], pinned), w) for row, w in differ or same[-1:]]
         newest = max(enumerate(found), key=lambda item: (item[1][0][3], item[0]))[1][0]
         pinned = any(row[4] for row, _ in found)
         if rule == "newest":
@@ -106,7 +112,7 @@ parts = st.lists(st.dictionaries(st.sampled_from(KEYS), row), min_size=1, max_si
 )  # fmt: skip
 def test_every_row_is_what_the_rule_says(parts, begun, rule, data, small, tmp_path_factory):
     folder = tmp_path_factory.mktemp("m")
-    ancestor = None
+    ancestor, slotless = None, data.draw(st.sets(st.integers(0, len(parts) - 1), max_size=1))
     if begun:
         ancestor = data.draw(st.dictionaries(st.sampled_from(KEYS), row))
         kept = [data.draw(st.sets(st.sampled_from(KEYS))) for _ in parts]  # of which a part has what the ancestor had
@@ -114,11 +120,15 @@ def test_every_row_is_what_the_rule_says(parts, begun, rule, data, small, tmp_pa
             part | {k: ancestor[k] for k in keep & ancestor.keys()} for part, keep in zip(parts, kept, strict=True)
         ]
         write(folder / "ancestor", ancestor, last_step=3)
+    parts = [
+        {key: (row[0], None, *row[2:]) for key, row in part.items()} if i in slotless else part
+        for i, part in enumerate(parts)
+    ]
     weights = [1.0] * len(parts)
     if rule != "newest":
         weights = data.draw(st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=len(parts), max_size=len(parts)))
     for i, part in enumerate(parts):
-        write(folder / f"{i}", part, last_step=3)
+        write(folder / f"{i}", part, i not in slotless, last_step=3)
     with pytest.MonkeyPatch.context() as patched:
         if small:
             patched.setattr(source, "PIECE_BYTES", 16)  # a bucket or a few at a time
@@ -126,7 +136,7 @@ def test_every_row_is_what_the_rule_says(parts, begun, rule, data, small, tmp_pa
         weighted = None if rule == "newest" else weights
         began = folder / "ancestor" if begun else None
         report = merge(paths, folder / "out", rule, ancestor=began, weights=weighted)["t"]
-    wanted, found = merged(parts, rule, weights, ancestor or ()), read(folder / "out")
+    wanted, found = merged(parts, rule, weights, ancestor or (), not slotless), read(folder / "out")
     assert found.keys() == wanted.keys()
     for key, (values, slots, *rest) in wanted.items():
         np.testing.assert_allclose(found[key][0], values, rtol=1e-6, atol=1e-7)
@@ -134,8 +144,9 @@ def test_every_row_is_what_the_rule_says(parts, begun, rule, data, small, tmp_pa
         if slots is not None:
             np.testing.assert_allclose(found[key][1], slots, rtol=1e-6, atol=1e-7)
         assert list(found[key][2:]) == rest
-    old = {key: repr(row[:4]) for key, row in (ancestor or {}).items()}
-    shared = sum(sum(key in part and repr(part[key][:4]) != old.get(key) for part in parts) > 1 for key in wanted)
+    old = {key: compared(row, not slotless) for key, row in (ancestor or {}).items()}
+    differ = [[key in part and compared(part[key], not slotless) != old.get(key) for part in parts] for key in wanted]
+    shared = sum(sum(each) > 1 for each in differ)
     assert report == MergeReport(len(wanted), tuple(map(len, parts)), shared)
     table = restore(folder / "out")["t"]
     assert len(table) == len(wanted)
@@ -223,6 +234,39 @@ def test_what_a_key_was_seen_before_it_had_a_row_counts_once(tmp_path):
     kvjax.drop_table("other")
     with pytest.raises(ValueError, match=r"want an ancestor that has a table of \['t'\], got one with \['other'\]"):
         merge([tmp_path / "a"], tmp_path / "no", ancestor=tmp_path / "other")
+
+
+def test_halved_cells_are_not_taken_for_what_was_counted_since(tmp_path):
+    admit = kvjax.admit.Sketch(60, halve_every=2)
+    ones = lambda key, n: kvjax.SparseRows(np.full(n, key), jnp.ones((n, 1)))  # noqa: E731
+    table = kvjax.get_table("t", dim=1, admit=admit, seed=1).apply(optax.sgd(1.0), ones(7, 8))[0]
+    save(tmp_path / "0", [table])
+    for name in ("a", "b"):
+        kvjax.drop_table("t")
+        table = restore(tmp_path / "0")["t"]
+        for _ in range(2):
+            table = table.apply(optax.sgd(1.0), ones(9, 1))[0]
+        save(tmp_path / name, [table])
+    halved = int(table.frequency([7])[0])
+    assert halved < 8
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out", "mean", ancestor=tmp_path / "0")
+    kvjax.drop_table("t")
+    assert restore(tmp_path / "out")["t"].frequency([7]).tolist() == [2 * halved]
+    kvjax.drop_table("t")
+
+
+def test_an_ancestor_with_another_optimizer(tmp_path):
+    """Whose slots nobody compares."""
+    table = kvjax.get_table("t", dim=1, seed=1)
+    ones = kvjax.SparseRows(np.arange(3), jnp.ones((3, 1)))
+    save(tmp_path / "0", [table.apply(optax.trace(0.9), ones)[0]])
+    with pytest.warns(UserWarning, match="slots kept none"):
+        table = table.refresh().switch_optimizer(optax.rmsprop(0.1))
+    table = table.apply(optax.rmsprop(0.1), ones)[0]
+    save(tmp_path / "a", [table])
+    save(tmp_path / "b", [table.remove([0])])
+    assert merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out", "mean", ancestor=tmp_path / "0")["t"].rows == 3
+    kvjax.drop_table("t")
 
 
 def test_training_apart_from_an_ancestor_and_its_deltas(mesh, tmp_path):

@@ -126,7 +126,6 @@ def test_nnx_and_live_handles(table):
     np.testing.assert_array_equal(jax.jit(closed)(keys[:2]), table.lookup(keys[:2]))
 
 
-@slow
 def test_parts_of_an_argument_have_shapes_of_their_own(table):
     def rows(params, batch):
         return params["table"].lookup(batch["keys"]) * batch["x"], batch["y"]
@@ -141,6 +140,7 @@ def test_parts_of_an_argument_have_shapes_of_their_own(table):
         assert y.shape == (3,)
 
 
+@slow
 def test_what_cannot_be_exported(table, mesh):
     grads = kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 2)))
     cached = jax.jit(lambda k: table.lookup(k))

@@ -120,6 +120,7 @@ CASES = {
     "senders with unlike parts": lambda c: c.receive(senders=3),
     "another number of senders": lambda c: (c.receive(senders=8, rounds=2), c.receive(number=1, rounds=2))[-1],
     "a second round without a first": lambda c: c.receive(number=1, rounds=2),
+    "a round after the only one": lambda c: (c.receive(), c.receive(number=1, rounds=2))[-1],
     "a round after the plan": lambda c: stepped(c, lambda: c.receive(number=1)),
     "too few initial rows": lambda c: c.receive(n=16, initial=1),
     "a step that nobody has sent": lambda c: c.plan_step(),
@@ -163,7 +164,7 @@ def test_calls_that_no_program_makes_are_refused(case, make):
 @slow
 @pytest.mark.parametrize("write", ["upsert", "pin", "add", "apply", "partition", "chunks"])
 def test_of_two_threads_with_one_handle_one_writes_on_a_mesh_of_one_device(write, make, mesh):
-    sizes = 64, 5000
+    sizes = 3000, 3000
     batches = [(np.arange(n) + 1_000_000 * i, np.full((n, DIM), i + 1.0, np.float32)) for i, n in enumerate(sizes)]
     sort = optax.stateless(lambda g, _: jax.tree.map(lambda x: jnp.sort(x, -1), g))  # no row program
     writes = {

@@ -314,7 +314,9 @@ def test_ids_of_python_are_exact_or_described():
         ):
             kvjax.keys(bad)
     for bad in ([1, None], [1.0, 2.0], np.array([1.0, np.nan]), [True]):  # which no hash takes either
-        with pytest.raises(TypeError, match=r"; cast them by \.astype\(np\.int64\), and give missing ids a number"):
+        with pytest.raises(
+            TypeError, match=r"; cast them by np\.asarray\(ids, np\.int64\), and give missing ids a number"
+        ):
             kvjax.keys(bad)
 
 

@@ -49,6 +49,14 @@ def test_reads_and_writes_are_those_of_one_table(make, mesh, shards):
     assert len(sharded.clear()) == 0
 
 
+@pytest.mark.parametrize("shards", [0, 1, 2])
+def test_an_empty_batch_in_chunks_is_a_step(make, mesh, shards):
+    sort = optax.stateless(lambda g, _: jax.tree.map(lambda x: jnp.sort(x, -1), g))  # no row program
+    table = make(2, **({"mesh": mesh(shards)} if shards else {})).upsert([1], [[1.0, 2.0]])
+    table, _ = table.apply(sort, kvjax.SparseRows(np.zeros(0, np.int64), jnp.zeros((0, 2))))
+    assert table.lookup([1]).tolist() == [[1.0, 2.0]] and table.stats().last_step == 1
+
+
 @pytest.mark.parametrize(
     "tx", few([optax.sgd(0.1), optax.adagrad(0.1), optax.adam(0.01)], 1), ids=["sgd", "adagrad", "adam"]
 )

@@ -78,6 +78,13 @@ inline Error SlotError(std::string_view table, std::string_view slot, size_t byt
                    "the optimizer has changed: call slot outside of what was compiled");
 }
 
+/// Text that says no slots, or more than any row has.
+inline Error SlotsError(std::string_view text) {
+  return MakeError(ErrorCode::kInvalidArgument, "", "apply",
+                   "slots name|dtype[shape]|bytes, of 2**30 bytes in all at most", text,
+                   "call kvjax's Python functions, which prepare the operands");
+}
+
 /// An optimizer with other slots than those that the table holds.
 inline Error OptimizerError(std::string_view table, const std::string& held, const std::string& wanted) {
   return MakeError(

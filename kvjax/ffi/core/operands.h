@@ -1,8 +1,7 @@
 // The operands of each operation: decoded and checked once by the handlers, and given whole to every backend.
 //
 // Pointers point where the buffers of the backend live, so only the backend may read them; the version of the
-// handle too. The int64 numbers among them are aligned like the pairs of uint32 that JAX holds them as:
-// whoever reads one on the host copies it (Load). Nothing here owns memory.
+// handle too. int64 numbers are aligned as pairs of uint32: whoever reads one on the host copies it (Load64).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -237,6 +236,7 @@ struct ChunkSpan {
   const int32_t* start = nullptr;   // ()
   const int32_t* active = nullptr;  // ()
   size_t size = 0;                  // rows of the chunk
+  SlotLayout layout = {};           // of their slots
 };
 
 struct GatherOperands {
@@ -251,14 +251,12 @@ struct GatherOperands {
   bool* fresh = nullptr;                   // out (chunk,), whether no optimizer has written the row's slots
   uint64_t* row_keys = nullptr;            // out (chunk,)
   RowFacts* row_facts = nullptr;           // out (chunk,), or nullptr if nobody wants them
-  SlotLayout layout = {};                  // that the slots are of
   std::vector<std::byte*> slots = {};      // out (chunk, bytes of the slot) each
 };
 
 struct ScatterOperands {
   const uint32_t* version = nullptr;  // ()
   ChunkSpan chunk = {};
-  SlotLayout layout = {};                    // that the slots are of
   const std::byte* values = nullptr;         // (chunk, dim) of the table's dtype
   std::vector<const std::byte*> slots = {};  // (chunk, bytes of the slot) each
   bool holds = false;                        // whether another call ends the step

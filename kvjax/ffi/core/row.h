@@ -87,7 +87,7 @@ class SlotLayout {
  public:
   /// Throws if a row would have more than kMaxSlotBytes of them.
   void Add(std::string name, std::string type, size_t bytes) {
-    if (bytes > kMaxSlotBytes - stride_) throw OptionError("slots of 2**30 bytes at most", name + " " + type);
+    if (bytes > kMaxSlotBytes - stride_) throw SlotsError(name + " " + type);
     slots_.push_back({std::move(name), std::move(type), bytes, 0});
     stride_ = 0;
     // Multiples of 16 bytes lie first, and so at such: a device moves them at once. Python's in_record_order
@@ -117,8 +117,7 @@ class SlotLayout {
       size_t bytes = 0;
       const char* const last = item.data() + item.size();
       const auto read = std::from_chars(item.data() + std::min(b + 1, item.size()), last, bytes);
-      if (read.ec != std::errc() || read.ptr != last)
-        throw OptionError("slots name|dtype[shape]|bytes", std::string(item));
+      if (read.ec != std::errc() || read.ptr != last) throw SlotsError(item);
       layout.Add(std::string(item.substr(0, a)), std::string(item.substr(a + 1, b - a - 1)), bytes);
       text.remove_prefix(std::min(end + 1, text.size()));
     }

@@ -58,7 +58,7 @@ inline uint32_t Table::HandOut(Begun out, KeySpan keys, const int32_t* counts) {
 inline void Table::Gather(const ParallelFor& parallel, const GatherOperands& o) const {
   const auto lock = gate_.ReadAny(spec_.name, "apply");
   const Visit visit(*this, false);
-  const Chunk c = ChunkOf(*o.version, o.chunk, o.layout);
+  const Chunk c = ChunkOf(*o.version, o.chunk);
   const uint64_t* keys = o.keys;
   const float *rows = o.rows, *shared_gradient = o.shared_gradient;
   size_t num_rows = o.chunk.num_rows;
@@ -87,7 +87,7 @@ inline void Table::Gather(const ParallelFor& parallel, const GatherOperands& o) 
 inline uint32_t Table::Scatter(const ParallelFor& parallel, const ScatterOperands& o) {
   const auto lock = gate_.WriteAny(spec_.name, "apply");
   const Visit visit(*this, true);
-  const Chunk c = ChunkOf(*o.version, o.chunk, o.layout);
+  const Chunk c = ChunkOf(*o.version, o.chunk);
   const bool last =
       static_cast<size_t>(*o.chunk.start) + o.chunk.size >= static_cast<size_t>(*o.chunk.active);
   return TakeBack(parallel, c.targets, c.n, o.values, o.slots, last, o.holds);
@@ -185,9 +185,9 @@ inline uint32_t Table::EndStep(const ParallelFor& parallel) {
   return next;
 }
 
-inline Table::Chunk Table::ChunkOf(uint32_t token, const ChunkSpan& chunk, const SlotLayout& layout) const {
-  const bool own = chunk.num_rows == 0;
-  if (step_.way != (own ? Step::Way::kShard : Step::Way::kChunks)) throw NotPlanned();
+inline Table::Chunk Table::ChunkOf(uint32_t token, const ChunkSpan& chunk) const {
+  const bool own = step_.way == Step::Way::kShard;
+  if ((!own && step_.way != Step::Way::kChunks) || (own && chunk.num_rows > 0)) throw NotPlanned();
   const int32_t start = *chunk.start, active = *chunk.active;
   const size_t all = own ? step_.targets.size() : chunk.num_rows;
   const auto rows = static_cast<int64_t>(std::min<size_t>(all, INT32_MAX));
@@ -195,8 +195,8 @@ inline Table::Chunk Table::ChunkOf(uint32_t token, const ChunkSpan& chunk, const
   const auto* const targets =
       (own ? step_.targets.data() : reinterpret_cast<const Target*>(chunk.targets)) + start;
   const size_t n = std::min(chunk.size, static_cast<size_t>(std::max(active - start, 0)));
-  CheckChunk(token, targets, n, layout.slots().size());
-  if (layout != step_.plan->layout) throw ChunkError(spec_.name);
+  CheckChunk(token, targets, n, chunk.layout.slots().size());
+  if (chunk.layout != step_.plan->layout) throw ChunkError(spec_.name);
   return {own, targets, n};
 }
 

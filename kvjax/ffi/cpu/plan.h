@@ -29,9 +29,9 @@ namespace kvjax {
 
 /// A call of a write: what it does, and to how many keys, says which plan its commit is about.
 struct Call {
-  Call(uint32_t by, Phase how_far = Phase::kWhole, std::string_view what = "",
-       size_t keys = 0)  // NOLINT: a version will do
-      : version(by), phase(how_far), op(what), n(keys) {}
+  // NOLINTNEXTLINE: a version will do
+  Call(uint32_t of, Phase how_far = Phase::kWhole, std::string_view what = "", size_t keys = 0)
+      : version(of), phase(how_far), op(what), n(keys) {}
   uint32_t version;
   Phase phase;
   std::string_view op;  // static
@@ -61,12 +61,12 @@ struct Planned {
   bool blank = true;
   std::optional<Policy> policy = std::nullopt;  // of an eviction by hand, which has no rows to come
   int64_t step = 0;
-  bool ready = false;  // to be committed
-  std::string_view by = "";
-  size_t n = 0;  // of the call that has planned it
+  bool ready = false;             // to be committed
+  std::string_view call_op = "";  // of the call that has planned it, as is n
+  size_t n = 0;
 
   [[nodiscard]] bool IsOf(const Call& call) const {
-    return version == call.version && by == call.op && n == call.n;
+    return version == call.version && call_op == call.op && n == call.n;
   }
 };
 

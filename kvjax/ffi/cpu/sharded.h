@@ -15,7 +15,7 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
     step_.way = Step::Way::kShard, step_.version = version;
     received.Open(senders);
   } else if (step_.way != Step::Way::kShard || step_.version != version || step_.plan ||
-             received.senders() != senders) {
+             received.merged().keys != nullptr || received.senders() != senders) {
     throw NotPlanned();
   }
   if (initial.n > 0) {

@@ -296,7 +296,7 @@ class Table {
     if (call.phase == Phase::kWhole) return make();
     if (call.phase != Phase::kCommit) {
       Planned& planned = planned_.emplace(make());
-      planned.by = call.op, planned.n = call.n, planned.ready = call.phase == Phase::kPlan;
+      planned.call_op = call.op, planned.n = call.n, planned.ready = call.phase == Phase::kPlan;
       return std::nullopt;
     }
     if (!planned_ || !planned_->IsOf(call) || !planned_->ready) throw NotPlanned();
@@ -305,9 +305,9 @@ class Table {
     return planned;
   }
   /// The same for a change with rows to come, for which there must be space.
-  template <class Make>
+  template <class MakePlan>
   std::optional<Planned> PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
-                                  InitialRows initial, bool blank, Make make);
+                                  InitialRows initial, bool blank, MakePlan make);
   /// A row for every key.
   [[nodiscard]] Planned Entering(const ParallelFor& parallel, Call call, KeySpan keys) const {
     return {.version = call.version, .change = in_.Enter(parallel, keys)};
@@ -347,7 +347,7 @@ class Table {
     const Target* targets;
     size_t n;
   };
-  [[nodiscard]] Chunk ChunkOf(uint32_t token, const ChunkSpan& chunk, const SlotLayout& layout) const;
+  [[nodiscard]] Chunk ChunkOf(uint32_t token, const ChunkSpan& chunk) const;
   void CheckChunk(uint32_t token, const Target* targets, size_t n, size_t num_slots) const;
   void CopyOut(const ParallelFor& parallel, const Target* targets, size_t n, std::byte* values, bool* fresh,
                const std::vector<std::byte*>& slots) const;

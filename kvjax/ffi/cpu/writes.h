@@ -9,9 +9,9 @@
 
 namespace kvjax {
 
-template <class Planner>
+template <class MakePlan>
 std::optional<Planned> Table::PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
-                                       InitialRows initial, bool blank, Planner make) {
+                                       InitialRows initial, bool blank, MakePlan make) {
   return Plan(call, [&] {
     Planned planned = make();
     planned.op = op, planned.blank = blank;

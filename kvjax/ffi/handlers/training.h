@@ -162,7 +162,7 @@ inline SlotLayout WantSlots(const Decoder& in, size_t chunk, const std::vector<f
 template <class Operands>
 SlotLayout& SlotsOf(Operands& o) {
   if constexpr (requires { o.chunk; }) {
-    return o.layout;
+    return o.chunk.layout;
   } else {
     return o.step.layout;
   }
