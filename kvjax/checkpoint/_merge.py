@@ -242,7 +242,9 @@ class _Merged:
         """Writes it."""
         counts, shared, pinned = np.zeros(host.NUM_BUCKETS, np.int64), 0, [np.zeros(0, bool)]
         before = {} if self._ancestor is None else self._ancestor.counts()
-        seen = Seen([table.counts() for table in self._tables], before)
+        seen = Seen(
+            [table.counts() for table in self._tables], before, self._whole.meta.get("options", {}).get("admit")
+        )
         admission = seen.of_others(self._rule)
         waiting = admission.get("pending_keys", _NONE)
         of_waiting, waits = buckets_of(waiting), np.ones(len(waiting), bool)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from kvjax.checkpoint._ancestor import ANCESTOR, gained, sums
 
 _NONE = np.zeros(0, np.int64)
 
+_WINDOW = 2**30
+"""See ``kWindow`` of ``kvjax/ffi/core/admit.h``."""
+
 
 class Seen:
     """What tables know of keys without a row, and what that adds to the frequencies of rows.
@@ -22,12 +26,14 @@ class Seen:
     Args:
       tables: the counts of each, by the names of `ADMISSION_COLUMNS`.
       ancestor: the counts that they began with; empty if it has none, or is not known.
+      admit: the rule of the tables, as checkpoints have it.
     """
 
-    def __init__(self, tables: Sequence[Columns], ancestor: Columns) -> None:
+    def __init__(self, tables: Sequence[Columns], ancestor: Columns, admit: Mapping[str, Any] | None) -> None:
         self._counts, self._ancestor = tables, ancestor
-        self._tables = [_Waiting(counts) for counts in tables]
-        self._before = _Waiting(ancestor)
+        self._forgets = bool(admit and (admit.get("max_age") or admit.get("max_waiting")))
+        self._tables = [_Waiting(counts, self._forgets) for counts in tables]
+        self._before = _Waiting(ancestor, self._forgets)
 
     def of_rows(self, rows: Columns, part: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """How often keys with a row were seen.
@@ -68,6 +74,9 @@ class Seen:
             # As with rows: what a table has forgotten goes, unless another has counted on.
             keep = here.all(axis=0) | (here & (found != before)).any(axis=0)
             counts = found.max(axis=0) if rule == "newest" else _in_all(found, before)
+            if self._forgets:
+                recent = np.array([table.recent(keys) for table in self._tables]).any(axis=0)
+                counts = np.minimum(counts, _WINDOW - 2) + _WINDOW * recent
             keys, counts = keys[keep], counts[keep]
             order = by_bucket(keys)[0]
             out |= {"pending_keys": keys[order], "pending_counts": counts[order]}
@@ -87,16 +96,29 @@ def _in_all(counts: np.ndarray, before: np.ndarray, known: np.ndarray | bool = F
 
 
 class _Waiting:
-    """Counts of waiting keys, to be found by key."""
+    """Counts of waiting keys, to be found by key.
 
-    def __init__(self, counts: Columns) -> None:
+    Args:
+      counts: by the names of `ADMISSION_COLUMNS`.
+      forgets: whether keys are forgotten. Then `_WINDOW` is added to the count of one that was seen in the last window.
+    """
+
+    def __init__(self, counts: Columns, forgets: bool) -> None:
         keys = as_int64(counts.get("pending_keys", _NONE))
         order = np.argsort(keys)
-        self.keys, self._counts = keys[order], counts.get("pending_counts", _NONE)[order]
+        self.keys, words = keys[order], counts.get("pending_counts", _NONE)[order]
+        self._counts, self._recent = (words % _WINDOW, words // _WINDOW) if forgets else (words, np.zeros_like(words))
 
     def of(self, keys: np.ndarray) -> np.ndarray:
         """How often keys ``(n,)`` were seen, int64; 0 of those that do not wait."""
+        return self._found(keys, self._counts)
+
+    def recent(self, keys: np.ndarray) -> np.ndarray:
+        """Which of keys ``(n,)`` were seen in the last window."""
+        return self._found(keys, self._recent) > 0
+
+    def _found(self, keys: np.ndarray, column: np.ndarray) -> np.ndarray:
         if len(self.keys) == 0:
             return np.zeros(len(keys), np.int64)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[at] == keys, self._counts[at], 0)
+        return np.where(self.keys[at] == keys, column[at], 0)

@@ -91,7 +91,8 @@ def _stored(
         taken = _pruned(table, prune)
     else:
         taken = together(placement, spec.name, "save", take)
-    arrays = {name: array for name, array in taken.admission.items() if array.any()}
+    # A sketch of zeros is none; the only key that waits may be 0.
+    arrays = {name: x for name, x in taken.admission.items() if (x.any() if name == "sketch" else len(x))}
     if changes is not None and len(changes.removed):
         arrays[REMOVED] = changes.removed
     extras = {name: [array.dtype.name, list(array.shape)] for name, array in arrays.items()}

@@ -217,7 +217,7 @@ def scale_loss(
 
     You multiply the loss by ``loss_scale`` of the state, so that 16-bit gradients do not vanish; ``update`` divides
     gradients by it. A step whose gradients are not finite writes nothing and divides the scale by `factor`. After
-    `period` consecutive finite steps the scale is multiplied by `factor`.
+    `period` consecutive finite steps the scale is multiplied by `factor`, as far as float32 can hold it.
 
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.
@@ -265,7 +265,8 @@ def scale_loss(
         grads = jax.tree.map(scaled, grads, is_leaf=is_sparse)
         new_updates, inner = update_if(finite, lambda g, s: tx.update(g, s, params, **extra), grads, state.inner_state)
         steps = jnp.where(finite, state.finite_steps + 1, 0)
-        grown = jnp.where(steps >= period, state.loss_scale * factor, state.loss_scale)
+        more = state.loss_scale * factor
+        grown = jnp.where((steps >= period) & jnp.isfinite(more), more, state.loss_scale)  # half of inf would be inf
         scale = jnp.where(finite, grown, jnp.maximum(state.loss_scale / factor, jnp.finfo(jnp.float32).tiny))
         return new_updates, LossScaleState(scale, jnp.where(steps >= period, 0, steps), inner)
 

@@ -236,6 +236,35 @@ def test_what_a_key_was_seen_before_it_had_a_row_counts_once(tmp_path):
         merge([tmp_path / "a"], tmp_path / "no", ancestor=tmp_path / "other")
 
 
+@pytest.mark.parametrize("rule", ["newest", "mean"])
+def test_windows_of_forgotten_keys_are_no_counts(rule, tmp_path):
+    """A key of the last window has 2**30 more in a checkpoint; 7 waits in one and has a row in the other."""
+
+    def job(name, batches):
+        table = kvjax.get_table("t", dim=1, seed=1, admit=kvjax.admit.MinCount(5, max_age=4))
+        for keys in batches:
+            rows = kvjax.SparseRows(np.array(keys), jnp.ones((len(keys), 1)))
+            table = table.apply(optax.sgd(1.0), rows)[0]
+        save(tmp_path / name, [table])
+        kvjax.drop_table("t")
+
+    job("a", [[5, 5], [7], [7], [7]]), job("b", [[5], *[[7]] * 6])
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out", rule)
+    table = restore(tmp_path / "out")["t"]
+    assert table.frequency(np.array([7, 5])).tolist() == ([6, 2] if rule == "newest" else [9, 3])
+    kvjax.drop_table("t")
+
+
+def test_the_only_key_that_waits_may_be_0(tmp_path):
+    table = kvjax.get_table("t", dim=1, admit=kvjax.admit.MinCount(2))
+    for key in (7, 7, 0):
+        table = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.array([key]), jnp.ones((1, 1))))[0]
+    save(tmp_path / "a", [table])
+    kvjax.drop_table("t")
+    assert restore(tmp_path / "a")["t"].frequency(np.array([0, 7])).tolist() == [1, 2]
+    kvjax.drop_table("t")
+
+
 def test_halved_cells_are_not_taken_for_what_was_counted_since(tmp_path):
     admit = kvjax.admit.Sketch(60, halve_every=2)
     ones = lambda key, n: kvjax.SparseRows(np.full(n, key), jnp.ones((n, 1)))  # noqa: E731

@@ -136,3 +136,15 @@ def test_accumulation_goes_around(make):
             wrap(optax.chain(optax.clip(1.0), tx)).init(params)
     with pytest.raises(ValueError, match="product of both"):
         kvjax.optax.accumulate(tx, 2).init(params)
+
+
+def test_the_scale_of_a_loss_stays_finite(make):
+    """Half of an infinite one would be infinite, and no step would be taken any more."""
+    tx = kvjax.optax.scale_loss(kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1)), 2.0**126, period=1)
+    params = {"t": make(1), "w": jnp.ones(1)}
+    state = tx.init(params)
+    for _ in range(3):
+        grads = {"t": kvjax.SparseRows([7], jnp.zeros((1, 1))), "w": jnp.zeros(1)}
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    assert float(state.loss_scale) == 2.0**127 and params["t"].frequency([7]).tolist() == [3]
