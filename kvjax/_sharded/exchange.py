@@ -181,7 +181,7 @@ def ask(
     Returns:
       The arrays ``(n, ...)``, zeros where the mask is false, and 1.0, which exists only once all have been asked.
     """
-    if spec.mesh_placement.replicated:
+    if spec.mesh_placement.replicated or spec.mesh_placement.alone:  # all rows are here
         answers, status = answer(keys, mask)
         traffic = None
     else:

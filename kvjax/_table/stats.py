@@ -46,8 +46,8 @@ class Stats:
         Writes other than training, which send their whole batch to all devices, are not counted, nor are the few
         numbers by which devices agree.
       exchanged_keys: distinct keys that these devices requested or had gradients for, whichever shard owns them.
-      rounds: rounds of exchange, one or more for each read and each training step. On a mesh of one device, training
-        has nothing to exchange, and counts nowhere here.
+      rounds: rounds of exchange, one or more for each read and each training step. On a mesh of one device there is
+        nothing to exchange, and only the training steps of a GPU's table are counted.
       extra_rounds: rounds beyond those that the batches would have taken with all keys distinct and evenly distributed.
     """
 
