@@ -25,6 +25,7 @@ _MOST = 4096  # steps that are replayed
 _ENOUGH = 200  # of them, where beta1 is 0.9
 _LAZY = "leave it out, and rows that a batch leaves out stay as they are"
 _UNIT = np.float32(2.0**-16)  # of the whole part of a row's decay
+_ROUND = np.int32(1 << 30)  # of such units: behind the last int32 they go on from here
 
 
 class CatchUpRows(NamedTuple):
@@ -186,16 +187,19 @@ def _clock(form: ClosedForm, steps: Any, before: dict[str, jax.Array]) -> dict[s
         return clock | {"decay_small": jnp.float32(0), "decay_whole": jnp.int32(0)}
     # In float32 alone a sum of many small numbers would stop growing.
     small = before["decay_small"] + form.decay(steps - np.int32(1))
-    whole = jnp.floor(small / _UNIT)
-    now = {"decay_small": small - whole * _UNIT, "decay_whole": before["decay_whole"] + whole.astype(jnp.int32)}
-    return clock | now
+    whole, last = jnp.floor(small / _UNIT), before["decay_whole"]
+    total = last + whole.astype(jnp.int32)
+    total = jnp.where((whole > 0) & (total < last), total - _ROUND, total)
+    return clock | {"decay_small": small - whole * _UNIT, "decay_whole": total}
 
 
 def _decayed(form: ClosedForm, now: dict[str, jax.Array], then: dict[str, jax.Array]) -> jax.Array:
     if not form.decays:
         return jnp.float32(0)
-    whole = (now["decay_whole"] - then["decay_whole"]).astype(jnp.float32)
-    return whole * _UNIT + (now["decay_small"] - then["decay_small"])
+    # A new row, whose clock is 0, stays far behind however often the whole part goes round.
+    whole = now["decay_whole"] - then["decay_whole"]
+    whole = jnp.where((whole < 0) & (then["decay_whole"] >= _ROUND), whole + _ROUND, whole)
+    return whole.astype(jnp.float32) * _UNIT + (now["decay_small"] - then["decay_small"])
 
 
 def _for_rows(clock: dict[str, jax.Array], params: Any) -> dict[str, jax.Array]:
