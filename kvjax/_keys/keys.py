@@ -150,7 +150,7 @@ class Keys:
     def __getitem__(self, index: Any) -> Keys:
         index = index if isinstance(index, tuple) else (index,)
         self._check_bounds(index)
-        if sum(i is not None and i is not Ellipsis for i in index) > self.ndim:
+        if sum(map(_axes, index)) > self.ndim:
             raise IndexError(
                 f"kvjax: Keys: want at most {self.ndim} indices for keys of shape {self.shape}, got {index}"
             )
@@ -167,13 +167,13 @@ class Keys:
         axis = 0
         for i, each in enumerate(index):
             if each is Ellipsis:
-                axis = self.ndim - sum(j is not None for j in index[i + 1 :])
+                axis = self.ndim - sum(map(_axes, index[i + 1 :]))
             known = isinstance(each, (int, np.integer)) and not isinstance(each, bool) and axis < self.ndim
             if known and not -self.shape[axis] <= each < self.shape[axis]:
                 raise IndexError(
                     f"kvjax: Keys: want an index of axis {axis} of keys {self.shape}, got {each}: out of bounds"
                 )
-            axis += each is not None and each is not Ellipsis
+            axis += _axes(each)
 
     def __eq__(self, other: Any) -> Any:
         """Which keys are equal, ``(...)`` bool; `other` is anything that `kvjax.keys` takes, and is broadcast.
@@ -317,6 +317,14 @@ KeysLike: TypeAlias = Keys | HasArray | int | Sequence["KeysLike"]
 
 All methods of `kvjax.Table`, `kvjax.lookup_bag` and the Flax modules take it; strings go through `kvjax.hash_keys`.
 """
+
+
+def _axes(index: Any) -> int:
+    """How many axes an index takes: a mask all of its own."""
+    if index is None or index is Ellipsis:
+        return 0
+    known = index if hasattr(index, "dtype") else np.asarray(index)
+    return known.ndim if known.dtype == bool else 1
 
 
 def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Keys:

@@ -39,8 +39,13 @@ def test_shapes():
     for index in (2, -3, (5, 0)):
         with pytest.raises(IndexError, match="out of bounds"):
             keys[index]
-    with pytest.raises(IndexError, match="at most 3"):
-        keys[0, 0, 0, 0]
+    mask = np.arange(24).reshape(2, 3, 4) % 5 == 0
+    np.testing.assert_array_equal(np.asarray(keys[mask]), np.arange(0, 24, 5))
+    np.testing.assert_array_equal(np.asarray(keys[mask[:, 0, 0], ..., 1]), np.arange(24).reshape(2, 3, 4)[:1, :, 1])
+    np.testing.assert_array_equal(np.asarray(keys[0, mask[0, :, 0]]), np.arange(24).reshape(2, 3, 4)[0, :1])
+    for index in ((0, 0, 0, 0), (mask, 0), (jnp.asarray(mask), 0), (mask[0].tolist(), 0, 0)):
+        with pytest.raises(IndexError, match="at most 3"):
+            keys[index]
 
 
 def test_pass_through_jit_and_scan(x64):
