@@ -53,6 +53,7 @@ class TwoTower(nn.Module):
 
     features: int
     vocabulary: dict[str, int] | None = None
+    seed: int = 0  # of tables: a compiled `init` cannot take it from its key
 
     def setup(self) -> None:
         self.user, self.item = self._embed("user"), self._embed("item")
@@ -61,7 +62,7 @@ class TwoTower(nn.Module):
     def _embed(self, name: str) -> nn.Module:
         if self.vocabulary:
             return nn.Embed(self.vocabulary[name], self.features)
-        return kvjax.flax.Embed(name, features=self.features)
+        return kvjax.flax.Embed(name, features=self.features, seed=self.seed)
 
     def _layer(self) -> nn.Module:
         return nn.Dense(self.features, kernel_init=nn.initializers.zeros)  # so training starts from plain rows
@@ -135,8 +136,8 @@ def start(args: argparse.Namespace, data: Data, devices: Devices) -> Run:
         key = kvjax.keys(np.zeros(1, np.int64))
         for name in ("user", "item") if devices.mesh else ():  # `Embed` would make them too, but on one device
             initializer = kvjax.initializers.normal(args.features**-0.5)
-            kvjax.get_table(name, dim=args.features, initializer=initializer, mesh=devices.mesh)
-    net = TwoTower(args.features, vocabulary)
+            kvjax.get_table(name, dim=args.features, initializer=initializer, seed=args.seed, mesh=devices.mesh)
+    net = TwoTower(args.features, vocabulary, args.seed)
     init = jax.jit(net.init, out_shardings=devices.everywhere)
     state = TrainState.create(apply_fn=net.apply, params=init(jax.random.key(args.seed), key, key)["params"], tx=tx)
     return Run(args, data, net, devices.replicate(state), steps, devices)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import as_keys
-from kvjax._values.arrays import by_value
+from kvjax._values.arrays import array_of
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 
@@ -21,11 +21,13 @@ def step_words(step: Any, table: str, op: str) -> jax.Array:
     """The step as the words ``(2,)`` of an int64; -1 stands for the step that the table takes by itself."""
     if step is None:
         return jnp.asarray(np.array([-1], np.int64).view(np.uint32))
+    if isinstance(step, np.ndarray) and step.shape == ():
+        step = step[()]
     if is_integer(step):
         if not 0 <= step < 2**63:
             raise fail(ValueError, table, op, "a step of 0 or more", repr(step), "count steps from 0 or 1")
         return jnp.asarray(np.array([step], np.int64).view(np.uint32))
-    step = by_value(step)
+    step = array_of(step, table, op, "an integer step ()")
     if not jnp.issubdtype(step.dtype, jnp.integer) or step.shape != ():
         raise fail(TypeError, table, op, "an integer step ()", f"{step.shape} {step.dtype}", "give int(step)")
     return as_keys(step).words

@@ -120,23 +120,16 @@ def _bool(option: str) -> Callable[[Request, Any], bool]:
     return resolve
 
 
-def _rows(option: str) -> Callable[[Request, Any], int | None]:
-    def resolve(request: Request, n: Any) -> int | None:
-        fits = n is None or (is_integer(n) and 0 <= n < 2**32 - 1)
-        request.want(fits, f"{option} in 0..2**32 - 2 or None", n)
-        return None if n is None else int(n)
-
-    return resolve
-
-
 def _capacity(request: Request, n: Any) -> int:
-    return _rows("capacity")(request, n) or 0
+    fits = n is None or (is_integer(n) and 0 <= n < 2**32 - 1)
+    request.want(fits, "capacity in 0..2**32 - 2 or None", n)
+    return int(n or 0)
 
 
 def _max_capacity(request: Request, n: Any) -> int | None:
-    n = _rows("max_capacity")(request, n)
-    request.want(n != 0, "max_capacity of 1 or more, or None", n)
-    return n
+    fits = n is None or (is_integer(n) and 0 < n < 2**32 - 1)
+    request.want(fits, "max_capacity in 1..2**32 - 2 or None", n)
+    return None if n is None else int(n)
 
 
 def _on_full(request: Request, on_full: Any) -> str:

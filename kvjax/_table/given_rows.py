@@ -41,7 +41,8 @@ def _taken(table: Handle, op: str, given: Any) -> Any:
     """Rows as an array of JAX's, or of NumPy's where a program takes those: JAX's conversion copies them once more, and
     compiles a program for each shape."""
     if type(given) is np.ndarray and given.dtype != object and table.spec.placement is None:
-        return given.astype(uncut_dtype(given), copy=False)
+        with np.errstate(over="ignore"):  # which `_check_range` says
+            return given.astype(uncut_dtype(given), copy=False)
     return array_of(given, table.name, op, "real values")
 
 

@@ -142,7 +142,9 @@ def test_dir_shows_what_there_is_to_use():
 
 
 @pytest.mark.parametrize("op", ["upsert", "assign"])
-@pytest.mark.parametrize("values", [[[7e4, 1]], np.array([[1, -70000]]), np.array([[1e5, np.inf]])])
+@pytest.mark.parametrize(
+    "values", [[[7e4, 1]], np.array([[1, -70000]]), np.array([[1e5, np.inf]]), np.array([[1e300, 1]])]
+)
 def test_numbers_that_a_dtype_cannot_hold(op, values, make):
     """They would be infinite, which exports refuse; what is not finite before is as it is."""
     table = make(2, dtype="float16").upsert(IDS, np.array([[np.inf, np.nan]]))

@@ -37,6 +37,16 @@ def test_steps_of_any_size_are_whole_and_the_greatest_stays(make):
     assert rows.versions[np.argsort(rows.keys)].tolist() == [*large, 2**63 - 1] and rows.freqs.tolist() == [1] * 4
 
 
+def test_what_a_step_may_be(make):
+    """A NumPy array is as whole as its number: JAX would cut this one to 0."""
+    table = write(make(2), [1], np.array(2**40))
+    assert table.stats().last_step == 2**40
+    for step, got in [("x", "<U1"), (1.5, "float32"), (np.array([1]), r"\(1,\)"), (True, "bool")]:
+        with pytest.raises(TypeError, match=rf"apply: want an integer step \(\), got .*{got}"):
+            write(table, [2], step)
+    assert table.size() == 1
+
+
 @pytest.mark.parametrize("place", few(["one place", "4", "replicated"], "one place"))
 def test_a_fresh_optimizer_state_does_not_evict_the_newest(place, make, places):
     table = make(2, max_capacity=4, on_full="evict", evict=evict.LeastRecent(), **places[place])
