@@ -334,10 +334,12 @@ def check_one_version(table: Handle, op: str) -> None:
 def check_without_a_view(table: Handle, op: str) -> None:
     """Whether a call that writes has a handle of what is stored."""
     if table.view is not None:
+        made_by = table.view.made_by
+        before = f"give the parameters from before {made_by}"
         raise fail(
-            ValueError, table.name, op, "the handle itself",
-            f"what kvjax.optax.{table.view.made_by} gives, which only reads",
-            f"give the parameters from before {table.view.made_by}",
+            ValueError, table.name, op, "the handle itself", f"what kvjax.optax.{made_by} gives, which only reads",
+            f"{before}; where rows must be those of now, kvjax.optax.sweep(params, state, rows) writes them"
+            if made_by == "caught_up" else before,
         )  # fmt: skip
 
 

@@ -42,9 +42,10 @@ class Contents:
       rows: columns "keys" and "values", with the table's last step.
       on_disk: whether they are not in memory.
       key_dtype: of the table.
-      missing: what keys without a row read as.
+      missing: what keys without a row read as; None if nobody knows.
       initial: how initial rows are made; None if nobody knows.
       pool: ``(p, dim)`` float32, of a pool.
+      moved: whether training has moved the rows that keys without one read as.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Contents:
     missing: Any
     initial: Initial | None
     pool: np.ndarray | None
+    moved: bool = False
 
     def default_row(self, missing: Any) -> np.ndarray | None:
         """The row ``(dim,)`` float32 of keys without one; None for the initial row of each.
@@ -63,9 +65,17 @@ class Contents:
         """
         (dim,) = self.rows.types["values"][1]
         asked = self.missing if missing is None else missing
-        if isinstance(asked, str) and asked == "init" and self.initial is not None:
+        is_init = isinstance(asked, str) and asked == "init"
+        if is_init and missing is None and self.moved:
+            raise fail(
+                ValueError, self.name, "write", "missing= beside kvjax.optax.catch_up of a transform that moves rows "
+                "without a gradient, such as weight decay", "none, and keys without a row would read otherwise than "
+                "through caught_up", "give missing='init' for initial rows as they were made, 'zeros', or a row: where "
+                "all begin the same, what caught_up(...) looks up for a key without one",
+            )  # fmt: skip
+        if is_init and self.initial is not None:
             return None
-        if asked is None or (isinstance(asked, str) and asked == "init"):
+        if asked is None or is_init:
             why = "an export has none" if self.missing is None else "a function of yours makes the initial rows"
             raise fail(
                 ValueError, self.name, "write", "missing='zeros' or a row for keys without one",
@@ -160,9 +170,22 @@ def _of_table(table: Any, prune: PruneLike | None) -> Contents:
     missing = _unadmitted(spec.admit, spec.key_dtype)
     if not isinstance(missing, str):  # the row that unadmitted keys share, or its initial row
         missing = np.asarray(table.lookup(np.array(missing, np.uint64), missing="init"))
-    return _in_memory(
-        spec.name, table.export(), prune, spec.key_dtype, missing, *_initial_of(spec.initializer, spec.seed, spec.dtype)
-    )
+    rows, (initial, pool) = table.export(), _initial_of(spec.initializer, spec.seed, spec.dtype)
+    moved = initial is not None and _has_moved(table, initial, pool, rows.keys)
+    return _in_memory(spec.name, rows, prune, spec.key_dtype, missing, initial, pool, moved)
+
+
+def _has_moved(table: Any, initial: Initial, pool: np.ndarray | None, held: np.ndarray) -> bool:
+    """Whether training has moved the rows that keys without one, other than the `held` ones, read as."""
+    from kvjax._values.behind import DECAY, can_decay
+
+    keys = np.setdiff1d(np.random.default_rng(0).integers(2**31, size=8), held.astype(np.int64)).astype(held.dtype)
+    bits = keys.astype(np.uint64)
+    made = initial.rows(np, bits, mixed(bits), table.dim, pool)
+    if table.view is None:  # as they are stored; what they have decayed by since, rows remember
+        decays = made.any() and can_decay(dict(table.spec.host.slots(table.name, 0)))
+        return decays and bool(np.asarray(table.slot(DECAY, held)).any())
+    return not np.array_equal(np.asarray(table.lookup(keys, missing="init")), made.astype(table.spec.row_dtype))
 
 
 def _name_in(chain: Chain, folder: AnyPath, name: str | None) -> str:
@@ -182,7 +205,7 @@ def _name_in(chain: Chain, folder: AnyPath, name: str | None) -> str:
 def of_chain(chain: Chain, name: str, prune: PruneLike | None = None) -> Contents:
     """What a table of a checkpoint holds, pruned; its rows are read as they are asked for."""
     from kvjax._keys.buckets import buckets_of
-    from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
+    from kvjax._values.behind import DECAY_COLUMN, LAST_COLUMN, can_be_behind, can_decay, warn_if_saved_behind
     from kvjax._values.exported import ROW_COLUMNS
     from kvjax._values.prune import rule_for
     from kvjax.checkpoint import ChainRows
@@ -192,9 +215,11 @@ def of_chain(chain: Chain, name: str, prune: PruneLike | None = None) -> Content
     saved = ChainRows(chain, name)
     saved.check_sizes()
     meta, rows = saved.meta, saved.source().only(list(ROW_COLUMNS))
-    if can_be_behind(dict(meta["slots"])):
+    if can_be_behind(slots := dict(meta["slots"])):
         warn_if_saved_behind(name, "write", saved.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"]))
     missing, initial, pool = unseen(saved)
+    decays = can_decay(slots) and initial is not None and initial_row(initial, pool, 1, meta["dim"]).any()
+    moved = decays and bool(saved.between(0, host.NUM_BUCKETS, [DECAY_COLUMN])[DECAY_COLUMN].any())
     if not isinstance(missing, str):
         bucket = int(buckets_of(np.array([missing], np.uint64))[0])
         there = saved.between(bucket, bucket + 1, ["values"])
@@ -202,7 +227,7 @@ def of_chain(chain: Chain, name: str, prune: PruneLike | None = None) -> Content
         missing = there["values"][at[0]] if len(at) else initial_row(initial, pool, missing, meta["dim"])
     if prune is not None:
         rows = rows.where(kept(rows, rule_for(prune, name, meta["key_dtype"]))[0])
-    return Contents(name, rows.only(["keys", "values"]), True, meta["key_dtype"], missing, initial, pool)
+    return Contents(name, rows.only(["keys", "values"]), True, meta["key_dtype"], missing, initial, pool, moved)
 
 
 def unseen(saved: ChainRows) -> tuple[Any, Initial | None, np.ndarray | None]:

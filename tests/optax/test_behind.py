@@ -210,3 +210,36 @@ def test_a_lookup_of_rows_that_are_behind_says_so(make):
     table.lookup([1])
     table = table.upsert([1], np.ones((1, DIM)))
     np.testing.assert_array_equal(caught_up(table, state, caught("adam")).lookup([1]), np.ones((1, DIM)))
+
+
+@slow
+@pytest.mark.cpu_table
+@pytest.mark.parametrize("place", ["caught up", "checkpoint", "swept"])
+@pytest.mark.parametrize("init", [1.0, 0.0, kvjax.initializers.normal(0.1)], ids=["ones", "zeros", "normal"])
+def test_nobody_guesses_what_keys_without_a_row_have_become(init, place, make, tmp_path):
+    """By weight decay they are other than their initial rows; zeros stay, and so do rows without decay."""
+    frozen, keys = kvjax.serving.FrozenTable, np.array([7, 8])
+    for tx, moves in [(optax.adamw(0.1, weight_decay=0.5), init != 0.0), (optax.adam(0.1), False)]:
+        tx, table = catch_up(tx), make(2, initializer=init, dtype="bfloat16")
+        state, plain = tx.init(2), table.lookup(keys[1:])
+        for _ in range(5):
+            table, state = table.apply(tx, kvjax.SparseRows(keys[:1], jnp.ones((1, 2))), state)
+        source = now = caught_up(table, state, tx)
+        (path := tmp_path / table.name).mkdir()
+        if place == "checkpoint":
+            kvjax.checkpoint.save(source := path / "saved", {"t": now})
+        rows = now.lookup(keys)
+        assert np.array_equal(rows[1:], plain) != moves
+        if place == "swept":
+            source = sweep(table, state, tx)
+        if moves:
+            with pytest.raises(ValueError, match="write: want missing= beside"):
+                frozen.write(path / "a", source)
+            if place != "checkpoint":
+                with pytest.raises(ValueError, match="write: want missing= beside"):
+                    kvjax.serving.Releases(path / "r").publish({"t": source})
+            np.testing.assert_array_equal(frozen.write(path / "b", source, missing="init").lookup(keys[1:]), plain)
+            there = frozen.write(path / "c", source, missing=rows[1])
+        else:
+            there = frozen.write(path / "a", source)
+        np.testing.assert_array_equal(there.lookup(keys), rows.astype(jnp.float32))
