@@ -276,8 +276,8 @@ def version_on_host(table: Handle, op: str) -> int:
         raise
     for _, refused, _ in ffi.left_failures(table.name):
         raise fail(
-            RuntimeError, table.name, op, "steps that have been asked about", f"one that was refused ({refused})",
-            "kvjax.commit(state) raises that, and then goes on with the state from before it; kvjax.commit() does "
+            RuntimeError, table.name, op, "no refused step that kvjax.commit has not raised", f"one ({refused})",
+            "kvjax.commit(state) raises it, and then gives the state from before it; kvjax.commit() does "
             "where that state is lost",
         )  # fmt: skip
     return number
