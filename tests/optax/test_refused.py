@@ -218,7 +218,7 @@ def test_every_refused_state_is_asked_for_by_itself(make):
     with pytest.raises(MemoryError, match=f"table '{b.name}', apply: want at most"):
         kvjax.commit(second)
     assert len(b.export().keys) == 0 and len(make().export().keys) == 0
-    with pytest.raises(RuntimeError, match=r"one that was refused.*kvjax.commit\(\) does where that state is lost"):
+    with pytest.raises(RuntimeError, match=r"want no refused step.*kvjax.commit\(\) does where that state is lost"):
         a.export()
     kvjax.drop_table(b.name)
     del first
