@@ -24,7 +24,7 @@ from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values import combiners
-from kvjax._values.arrays import ArrayLike, by_value, one_program, uncut
+from kvjax._values.arrays import ArrayLike, by_value, host_or_jax, one_program, uncut
 from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
 from kvjax._values.combiners import Combiner, Sums
 from kvjax._values.dtypes import check_result
@@ -142,7 +142,7 @@ def bags_in(
     weights = None if weights is None else uncut(weights)
     check_combiner(combiner, weights, keys.shape, table.name, op)
     weights = None if weights is None else weights.astype(jnp.float32)
-    given = bags_of(_array(lengths), _array(segment_ids), num_segments, keys.shape, table.name, op)
+    given = bags_of(_integers(lengths), _integers(segment_ids), num_segments, keys.shape, table.name, op)
     empty = None if empty is None else _row(table, empty, op)
     ids, bags, fit = None, 0, None
     if given is None and keys.shape[-1] == 0:  # one key of padding each: XLA's partitioner takes no shards of nothing
@@ -234,9 +234,16 @@ def _ids_of(table: Readable, given: Bags, n: int, op: str) -> tuple[jax.Array, j
     return ids, None
 
 
-def _array(values: Any) -> Any:
-    """Integers as an array of NumPy, or of JAX if they are one."""
-    return values if values is None or isinstance(values, jax.Array) else np.asarray(values)
+def _integers(values: Any) -> Any:
+    """Integers as an array of NumPy or of JAX. Those of JAX have at most 32 bits: what is beyond becomes the last."""
+    if values is None:
+        return None
+    values = host_or_jax(values)
+    if not isinstance(values, jax.Array) or values.dtype not in (jnp.int64, jnp.uint64):
+        return values
+    with jax.enable_x64(True):  # they may be from where it was on, and JAX would cut them where it is off
+        least = -1 if values.dtype == jnp.int64 else 0
+        return values.clip(least, 2**31 - 1).astype(jnp.int32)
 
 
 def _row(table: Readable, empty: Any, op: str) -> jax.Array:

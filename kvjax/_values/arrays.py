@@ -58,6 +58,17 @@ def by_value(given: Any, dtype: Any = None) -> jax.Array:
     return jnp.asarray(given, dtype)
 
 
+def host_or_jax(given: Any) -> Any:
+    """An array of JAX as it is; anything else as one of NumPy, or of JAX if a list has a traced number in it."""
+    import jax
+    import jax.numpy as jnp
+
+    if isinstance(given, jax.Array):
+        return given
+    traced = isinstance(given, (list, tuple)) and any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given))
+    return jnp.asarray(given) if traced else np.asarray(given)
+
+
 def uncut(given: Any) -> jax.Array:
     """The same of real numbers, of the dtype that `uncut_dtype` says."""
     try:

@@ -1,5 +1,7 @@
 """Bags against a NumPy reference, their gradients against JAX's own on the looked-up rows, and TensorFlow's cases."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -312,3 +314,27 @@ def test_wide_segment_ids_are_not_cut(make, x64):
     unsigned = np.array([255, 1], np.uint8)
     out = kvjax.lookup_bag(table, [1, 2], segment_ids=unsigned, num_segments=1000, combiner="sum")
     assert float(out[255, 0]) == 1 and float(out.sum()) == 2
+
+
+def test_wide_integers_of_jax_where_x64_is_off(make):
+    """JAX would cut them, so that 2**32 is bag 0, and such a length 0."""
+    table, keys = make(1, initializer=1.0), kvjax.keys([1, 2, 3])
+    with jax.enable_x64(True):
+        ids, lengths = jnp.array([2**32, 1, -(2**32)]), jnp.array([2**32 + 2, 1])
+        unsigned = jnp.array([2**63, 1, 0], jnp.uint64)
+    bags = functools.partial(kvjax.lookup_bag, table, keys)
+    by_ids = functools.partial(bags, num_segments=2, combiner="sum")
+    for run in (by_ids, jax.jit(by_ids)):
+        assert run(segment_ids=ids).tolist() == [[0], [1]]
+        assert run(segment_ids=unsigned).tolist() == [[1], [1]]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="lengths that add up to at most 3"):
+        jax.block_until_ready(bags(lengths=lengths))
+
+
+def test_traced_numbers_in_a_list(make):
+    table, keys = make(1, initializer=1.0), kvjax.keys([1, 2, 3])
+    sums = functools.partial(kvjax.lookup_bag, table, keys, combiner="sum")
+    assert jax.jit(lambda n: sums(lengths=[n, 1]))(2).tolist() == [[2], [1]]
+    assert jax.jit(lambda n: sums(segment_ids=[n, 0, 0], num_segments=2))(1).tolist() == [[2], [1]]
+    grads = jax.jit(lambda n: kvjax.merge(kvjax.SparseRows(keys, jnp.ones((3, 1)), [n, 1, 0])))(2)
+    assert grads.counts.sum() == 3
