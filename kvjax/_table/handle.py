@@ -309,13 +309,14 @@ def check_spec(table: Handle, op: str) -> None:
 
 
 def _check_rows(table: Handle, op: str) -> None:
-    """Whether the rows of the table are still of the type that the handle was made for: of a following one no version
-    says so, and of others it would be the shapes that do."""
+    """Whether the rows of the table are still of the type that the handle was made for, and those that JAX makes for
+    keys without one still the same: of a following one no version says so, and of others it would be the shapes."""
     now, spec = PROCESS.specs.get(table.name), table.spec
     if now is spec or now is None:
         return
-    moved = table.follows and now.placement != spec.placement
-    if (now.dim, now.dtype) == (spec.dim, spec.dtype) and not moved:
+    made = (spec.generated or now.generated) and (now.initializer, now.seed) != (spec.initializer, spec.seed)
+    others = table.follows and (now.placement != spec.placement or made)
+    if (now.dim, now.dtype) == (spec.dim, spec.dtype) and not others:
         return
     if table.follows or not isinstance(jnp.zeros(()), Tracer):  # a module's init may be traced, and never run
         check_spec(table, op)

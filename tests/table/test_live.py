@@ -249,3 +249,28 @@ def test_reads_beside_training(make, transform, seconds):
     print(f"{transform}: {steps} steps and {reads} reads in {seconds} s")
     assert min(reads) >= 3
     assert live.lookup(7).tolist() == [-steps] * 2
+
+
+def test_initial_rows_of_another_function_are_refused(make):
+    """JAX makes them, by the spec that the handle has; numbers are the table's own."""
+    name, key = make(1).name, [7]
+
+    def anew(init):
+        kvjax.drop_table(name)
+        return kvjax.get_table(name, dim=1, initializer=init)
+
+    def rows(x):
+        return lambda rng, shape, dtype: jnp.full(shape, x, dtype)
+
+    live, one = anew(1.0).live(), rows(1.0)
+    anew(2.0)
+    assert live.lookup(key).tolist() == [[2]]
+    for before, after in [(one, rows(2.0)), (1.0, one), (one, 2.0)]:
+        live = anew(before).live()
+        assert live.lookup(key).tolist() == [[1]]
+        anew(after)
+        with pytest.raises(RuntimeError, match="lookup: want the table that the handle was made for, got another of"):
+            live.lookup(key)
+    live = anew(one).live()
+    anew(one)
+    assert live.lookup(key).tolist() == [[1]]
