@@ -69,7 +69,8 @@ def lookup_bag(
       keys: ``(..., L)`` or ``(n,)``: `kvjax.Keys`, NumPy integers or JAX integers. Padded bags may be given as
         prefetched keys.
       lengths: ``(b,)`` integers of at least 0, whose sum is at most n.
-      segment_ids: ``(n,)`` integers; those outside 0..num_segments - 1 mark padding.
+      segment_ids: ``(n,)`` integers; those outside 0..num_segments - 1 mark padding. Use -1: with x64 off, ``jit`` cuts
+        NumPy's integers of 64 bits before anybody sees them, and the least of these becomes 0.
       num_segments: number of bags for `segment_ids`, a Python integer.
       mask: bool in the shape of the keys, false for padding.
       pad_id: the 64-bit id that marks padding.

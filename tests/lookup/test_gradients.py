@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import kvjax
-from tests.support.marks import slow, wide_is_slow
+from tests.support.marks import few, slow, wide_is_slow
 from tests.support.tables import finished
 
 # JAX raises what a handler reports as one or the other, depending on whether the call ran at once.
@@ -100,6 +100,18 @@ QUICK = [remat_of_jit, several, cond_taken, unused]
     [pytest.param(f, jit, marks=() if jit and f in QUICK else slow) for f in LOSSES for jit in (False, True)],
 )
 def test_equals_dense(loss, jit, table, dense, x64):
+    equals_dense(loss, jax.jit if jit else lambda f: f, table, dense)
+
+
+@pytest.mark.filterwarnings("ignore:kvjax.*want a call under jit")
+@pytest.mark.parametrize("loss", few(LOSSES, LOSSES.index(cond_taken), LOSSES.index(cond_not_taken)))
+def test_equals_dense_without_jit(loss, table, dense):
+    """Then a cond is the branch that is taken alone, also for who asks beforehand which lookups a loss makes."""
+    with jax.disable_jit():
+        equals_dense(loss, jax.jit, table, dense)
+
+
+def equals_dense(loss, run, table, dense):
     def sparse_loss(params):
         return loss(lambda ids: params["t"].lookup(wide(ids)), params["w"])
 
@@ -107,7 +119,7 @@ def test_equals_dense(loss, jit, table, dense, x64):
         return loss(lambda ids: params["t"][ids], params["w"])
 
     function = kvjax.value_and_grad(sparse_loss)
-    value, grads = (jax.jit(function) if jit else function)({"t": table, "w": W})
+    value, grads = run(function)({"t": table, "w": W})
     want, want_grads = jax.value_and_grad(dense_loss)({"t": dense, "w": W})
     np.testing.assert_allclose(value, want, rtol=1e-6)
     np.testing.assert_allclose(grads["w"], want_grads["w"], rtol=1e-5, atol=1e-6)
