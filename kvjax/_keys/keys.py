@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from kvjax._keys.counts import Counts, chosen, joined
 from kvjax._keys.hashing import is_salts
+from kvjax._keys.index import check_index
 from kvjax._keys.salt import salted
 from kvjax._keys.shapes import shape_of
 from kvjax._keys.words import integers_of, words_of
@@ -149,11 +150,7 @@ class Keys:
 
     def __getitem__(self, index: Any) -> Keys:
         index = index if isinstance(index, tuple) else (index,)
-        self._check_bounds(index)
-        if sum(map(_axes, index)) > self.ndim:
-            raise IndexError(
-                f"kvjax: Keys: want at most {self.ndim} indices for keys of shape {self.shape}, got {index}"
-            )
+        check_index(index, self.shape)
         counts = None if self.counts is None else self.counts[index]
         if any(i is Ellipsis for i in index):
             index = (*index, slice(None))
@@ -161,19 +158,6 @@ class Keys:
         if isinstance(words, np.ndarray) and any(isinstance(i, jax.Array) for i in index):
             words = jnp.asarray(words)  # the index may be traced
         return Keys(words[index], self.narrow, self.has_salt, counts)
-
-    def _check_bounds(self, index: tuple[Any, ...]) -> None:
-        """Refuses integers that JAX would clamp."""
-        axis = 0
-        for i, each in enumerate(index):
-            if each is Ellipsis:
-                axis = self.ndim - sum(map(_axes, index[i + 1 :]))
-            known = isinstance(each, (int, np.integer)) and not isinstance(each, bool) and axis < self.ndim
-            if known and not -self.shape[axis] <= each < self.shape[axis]:
-                raise IndexError(
-                    f"kvjax: Keys: want an index of axis {axis} of keys {self.shape}, got {each}: out of bounds"
-                )
-            axis += _axes(each)
 
     def __eq__(self, other: Any) -> Any:
         """Which keys are equal, ``(...)`` bool; `other` is anything that `kvjax.keys` takes, and is broadcast.
@@ -317,14 +301,6 @@ KeysLike: TypeAlias = Keys | HasArray | int | Sequence["KeysLike"]
 
 All methods of `kvjax.Table`, `kvjax.lookup_bag` and the Flax modules take it; strings go through `kvjax.hash_keys`.
 """
-
-
-def _axes(index: Any) -> int:
-    """How many axes an index takes: a mask all of its own."""
-    if index is None or index is Ellipsis:
-        return 0
-    known = index if hasattr(index, "dtype") else np.asarray(index)
-    return known.ndim if known.dtype == bool else 1
 
 
 def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Keys:
