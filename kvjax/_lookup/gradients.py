@@ -101,7 +101,8 @@ def value_and_grad(
         gates = [np.zeros((), np.float32) for _ in tables]
         probes = [Tape(t.spec, gate) for t, gate in zip(tables, gates, strict=True)]
         with untaped() as closed_over:
-            if jax.config.jax_disable_jit:  # then a cond is its one branch, for which there have to be values
+            config: Any = jax.config
+            if config.jax_disable_jit:  # then a cond is its one branch, for which there have to be values
                 call(dense, probes)
             else:
                 jax.eval_shape(lambda d: (call(d, probes), None)[1], dense)  # aux may have leaves that are no arrays

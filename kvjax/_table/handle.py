@@ -311,9 +311,7 @@ def check_spec(table: Handle, op: str) -> None:
 def _check_rows(table: Handle, op: str) -> None:
     """Whether the rows of the table are still of the type that the handle was made for, and those that JAX makes for
     keys without one still the same: of a following one no version says so, and of others it would be the shapes."""
-    now, spec = PROCESS.specs.get(table.name), table.spec
-    if now is spec or now is None:
-        return
+    now, spec = PROCESS.specs.get(table.name) or table.spec, table.spec
     made = (spec.generated or now.generated) and (now.initializer, now.seed) != (spec.initializer, spec.seed)
     others = table.follows and (now.placement != spec.placement or made)
     if (now.dim, now.dtype) == (spec.dim, spec.dtype) and not others:
@@ -336,11 +334,10 @@ def check_without_a_view(table: Handle, op: str) -> None:
     """Whether a call that writes has a handle of what is stored."""
     if table.view is not None:
         made_by = table.view.made_by
-        before = f"give the parameters from before {made_by}"
+        sweep = "; where rows must be those of now, kvjax.optax.sweep writes them" if made_by == "caught_up" else ""
         raise fail(
             ValueError, table.name, op, "the handle itself", f"what kvjax.optax.{made_by} gives, which only reads",
-            f"{before}; where rows must be those of now, kvjax.optax.sweep(params, state, rows) writes them"
-            if made_by == "caught_up" else before,
+            f"give the parameters from before {made_by}{sweep}",
         )  # fmt: skip
 
 

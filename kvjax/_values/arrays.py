@@ -62,10 +62,11 @@ def host_or_jax(given: Any) -> Any:
     """An array of JAX as it is; anything else as one of NumPy, or of JAX if a list has a traced number in it."""
     import jax
     import jax.numpy as jnp
+    from jax.core import Tracer
 
     if isinstance(given, jax.Array):
         return given
-    traced = isinstance(given, (list, tuple)) and any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given))
+    traced = isinstance(given, (list, tuple)) and any(isinstance(x, Tracer) for x in jax.tree.leaves(given))
     return jnp.asarray(given) if traced else np.asarray(given)
 
 
