@@ -151,9 +151,6 @@ def _evict(request: Request, evict: Any) -> Policy | Every | None:
     request.want(runs, "evict=policy.every(steps), or on_full='evict': else it would never run", evict)
     timed = isinstance(evict, Every) and on_full != "evict" and evict.policy.needs_number()
     request.want(not timed, "a number of rows for what is evicted every so many steps", evict)
-    at_once, limit = getattr(evict, "n", None), request["max_capacity"]
-    fits = on_full != "evict" or at_once is None or at_once < limit
-    request.want(fits, f"to evict fewer rows at once than max_capacity={limit}", evict)
     return evict
 
 

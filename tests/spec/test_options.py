@@ -110,10 +110,6 @@ def test_the_limit_is_a_number_of_bytes():
     ("options", "message"),
     [
         ({"evict": evict.MaxAge(3)}, "else it would never run"),
-        (
-            {"evict": evict.LeastRecent(9), "max_capacity": 9, "on_full": "evict"},
-            "want to evict fewer rows at once than max_capacity=9, got LeastRecent",
-        ),
         ({"evict": 3}, "a policy of kvjax.evict"),
         ({"on_full": "evict"}, "max_capacity beside"),
         ({"on_full": "shrink"}, "on_full in"),
