@@ -17,8 +17,9 @@ def check_index(index: tuple[Any, ...], shape: tuple[int, ...]) -> None:
     for i, each in enumerate(index):
         if each is Ellipsis:
             axis = len(shape) - sum(map(_axes, index[i + 1 :]))
-        known = isinstance(each, (int, np.integer)) and not isinstance(each, bool) and axis < len(shape)
-        if known and not -shape[axis] <= each < shape[axis]:
+        number = each[()] if isinstance(each, np.ndarray) and each.shape == () else each
+        known = isinstance(number, (int, np.integer)) and not isinstance(number, bool) and axis < len(shape)
+        if known and not -shape[axis] <= number < shape[axis]:
             raise IndexError(f"kvjax: Keys: want an index of axis {axis} of keys {shape}, got {each}: out of bounds")
         axis += _axes(each)
     if sum(map(_axes, index)) > len(shape):

@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
 from kvjax._keys.opaque import opaque_canary, uncast_canary
-from kvjax._values.arrays import ArrayLike, array_of, by_value, host_or_jax, uncut
+from kvjax._values.arrays import ArrayLike, array_of, at_most_32_bits, by_value, host_or_jax, uncut
 from kvjax._values.errors import fail, meant
 from kvjax.ffi import host
 
@@ -181,7 +181,7 @@ def _as_counts(counts: ArrayLike) -> jax.Array:
     if wrong is not None:
         want = "counts of integers, 0 or more and below 2**31"
         raise fail(ValueError, None, "SparseRows", want, wrong, "give how often each key occurred, 0 for padding")
-    return by_value(given, jnp.int32)
+    return by_value(at_most_32_bits(given) if isinstance(given, jax.Array) else given, jnp.int32)
 
 
 def is_sparse(x: Any) -> bool:

@@ -21,8 +21,9 @@ def step_words(step: Any, table: str, op: str) -> jax.Array:
     """The step as the words ``(2,)`` of an int64; -1 stands for the step that the table takes by itself."""
     if step is None:
         return jnp.asarray(np.array([-1], np.int64).view(np.uint32))
-    if isinstance(step, np.ndarray) and step.shape == ():
-        step = step[()]
+    if hasattr(step, "__array__") and not isinstance(step, jax.Array) and not hasattr(step, "__jax_array__"):
+        step = np.asarray(step)
+        step = step[()] if step.shape == () else step
     if is_integer(step):
         if not 0 <= step < 2**63:
             raise fail(ValueError, table, op, "a step of 0 or more", repr(step), "count steps from 0 or 1")

@@ -24,7 +24,7 @@ from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values import combiners
-from kvjax._values.arrays import ArrayLike, by_value, host_or_jax, one_program, uncut
+from kvjax._values.arrays import ArrayLike, at_most_32_bits, by_value, host_or_jax, one_program, uncut
 from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
 from kvjax._values.combiners import Combiner, Sums
 from kvjax._values.dtypes import check_result
@@ -236,15 +236,9 @@ def _ids_of(table: Readable, given: Bags, n: int, op: str) -> tuple[jax.Array, j
 
 
 def _integers(values: Any) -> Any:
-    """Integers as an array of NumPy or of JAX. Those of JAX have at most 32 bits: what is beyond becomes the last."""
-    if values is None:
-        return None
-    values = host_or_jax(values)
-    if not isinstance(values, jax.Array) or values.dtype not in (jnp.int64, jnp.uint64):
-        return values
-    with jax.enable_x64(True):  # they may be from where it was on, and JAX would cut them where it is off
-        least = -1 if values.dtype == jnp.int64 else 0
-        return values.clip(least, 2**31 - 1).astype(jnp.int32)
+    """Integers as an array of NumPy, or of JAX of at most 32 bits."""
+    values = None if values is None else host_or_jax(values)
+    return at_most_32_bits(values) if isinstance(values, jax.Array) else values
 
 
 def _row(table: Readable, empty: Any, op: str) -> jax.Array:

@@ -113,7 +113,7 @@ class Handles(Handle):
         Raises:
           ValueError: the table is over a mesh of several processes. From a compiled read: it is over several GPUs.
           RuntimeError: the handle belongs to another table. From a read: the table has been resharded since, or dropped
-            and made with another function for initial rows (a function that is compiled by then keeps the old one).
+            and made with another function for initial rows, or another seed for it (a compiled read does not notice).
 
         Example:
           >>> import kvjax, numpy as np

@@ -59,15 +59,32 @@ def by_value(given: Any, dtype: Any = None) -> jax.Array:
 
 
 def host_or_jax(given: Any) -> Any:
-    """An array of JAX as it is; anything else as one of NumPy, or of JAX if a list has a traced number in it."""
+    """An array as it is, of NumPy or of JAX; of a list one of JAX if there is a traced number in it."""
     import jax
     import jax.numpy as jnp
     from jax.core import Tracer
 
     if isinstance(given, jax.Array):
         return given
-    traced = isinstance(given, (list, tuple)) and any(isinstance(x, Tracer) for x in jax.tree.leaves(given))
-    return jnp.asarray(given) if traced else np.asarray(given)
+    if hasattr(given, "__jax_array__"):
+        return jnp.asarray(given)
+    if isinstance(given, (list, tuple)) and any(isinstance(x, Tracer) for x in jax.tree.leaves(given)):
+        with jax.enable_x64(True):  # or numbers of 64 bits would be cut
+            return jnp.asarray(given)
+    return np.asarray(given)
+
+
+def at_most_32_bits(integers: jax.Array) -> jax.Array:
+    """Integers of JAX as they are, but those of 64 bits as int32, where what is beyond becomes the last. They may be
+    from where x64 was on, and JAX would cut them where it is off."""
+    import jax
+    import jax.numpy as jnp
+
+    if integers.dtype not in (jnp.int64, jnp.uint64):
+        return integers
+    with jax.enable_x64(True):
+        least = -1 if integers.dtype == jnp.int64 else 0
+        return integers.clip(least, 2**31 - 1).astype(jnp.int32)
 
 
 def uncut(given: Any) -> jax.Array:

@@ -15,8 +15,6 @@ from kvjax._values.exported import SLOT
 
 LAST_STEP, _TYPE = "last_step", "int32[]"  # of `kvjax._training.catch_up.CatchUpRows`
 LAST_COLUMN = SLOT + LAST_STEP
-DECAY, _DECAY_TYPE = "decay_whole", "int32[]"  # of `CatchUpRows.clock`: 0 until all decay is more than 2^-16
-DECAY_COLUMN = SLOT + DECAY
 _MEND = (
     "give it what kvjax.optax.caught_up(params, state, rows) returns, or write them with "
     "kvjax.optax.sweep(params, state, rows) before"
@@ -28,9 +26,9 @@ def can_be_behind(slot_types: Mapping[str, str]) -> bool:
     return slot_types.get(LAST_STEP) == _TYPE
 
 
-def can_decay(slot_types: Mapping[str, str]) -> bool:
-    """Whether rows with these slots may have decayed, also those that are yet to be made."""
-    return can_be_behind(slot_types) and slot_types.get(DECAY) == _DECAY_TYPE
+def decays(slot_types: Mapping[str, str]) -> bool:
+    """Whether rows with these slots decay, also those that are yet to be made."""
+    return can_be_behind(slot_types) and "decay_whole" in slot_types  # of `CatchUpRows.clock`
 
 
 def warn_behind(name: str, op: str, rows: str = "may be behind", mend: str = _MEND) -> None:

@@ -170,22 +170,27 @@ def _of_table(table: Any, prune: PruneLike | None) -> Contents:
     missing = _unadmitted(spec.admit, spec.key_dtype)
     if not isinstance(missing, str):  # the row that unadmitted keys share, or its initial row
         missing = np.asarray(table.lookup(np.array(missing, np.uint64), missing="init"))
-    rows, (initial, pool) = table.export(), _initial_of(spec.initializer, spec.seed, spec.dtype)
-    moved = initial is not None and _has_moved(table, initial, pool, rows.keys)
-    return _in_memory(spec.name, rows, prune, spec.key_dtype, missing, initial, pool, moved)
+    initial, pool = _initial_of(spec.initializer, spec.seed, spec.dtype)
+    moved = initial is not None and _has_moved(table, initial, pool)
+    return _in_memory(spec.name, table.export(), prune, spec.key_dtype, missing, initial, pool, moved)
 
 
-def _has_moved(table: Any, initial: Initial, pool: np.ndarray | None, held: np.ndarray) -> bool:
-    """Whether training has moved the rows that keys without one, other than the `held` ones, read as."""
-    from kvjax._values.behind import DECAY, can_decay
-
-    keys = np.setdiff1d(np.random.default_rng(0).integers(2**31, size=8), held.astype(np.int64)).astype(held.dtype)
+def _has_moved(table: Any, initial: Initial, pool: np.ndarray | None) -> bool:
+    """Whether keys without a row read as something else than their initial row, or would through `caught_up`."""
+    if table.view is None:
+        return _decays(initial_row(initial, pool, 1, table.dim), table.spec.host.slots(table.name, 0))
+    keys = np.random.default_rng(0).integers(2**31, size=8)
+    keys = keys[~np.asarray(table.contains(keys))]
     bits = keys.astype(np.uint64)
     made = initial.rows(np, bits, mixed(bits), table.dim, pool)
-    if table.view is None:  # as they are stored; what they have decayed by since, rows remember
-        decays = made.any() and can_decay(dict(table.spec.host.slots(table.name, 0)))
-        return decays and bool(np.asarray(table.slot(DECAY, held)).any())
     return not np.array_equal(np.asarray(table.lookup(keys, missing="init")), made.astype(table.spec.row_dtype))
+
+
+def _decays(made: np.ndarray | None, slot_types: Any) -> bool:
+    """Whether weight decay has moved initial rows like the one that is `made`, of a table with these slots."""
+    from kvjax._values.behind import decays
+
+    return made is not None and bool(made.any()) and decays(dict(slot_types))
 
 
 def _name_in(chain: Chain, folder: AnyPath, name: str | None) -> str:
@@ -205,7 +210,7 @@ def _name_in(chain: Chain, folder: AnyPath, name: str | None) -> str:
 def of_chain(chain: Chain, name: str, prune: PruneLike | None = None) -> Contents:
     """What a table of a checkpoint holds, pruned; its rows are read as they are asked for."""
     from kvjax._keys.buckets import buckets_of
-    from kvjax._values.behind import DECAY_COLUMN, LAST_COLUMN, can_be_behind, can_decay, warn_if_saved_behind
+    from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
     from kvjax._values.exported import ROW_COLUMNS
     from kvjax._values.prune import rule_for
     from kvjax.checkpoint import ChainRows
@@ -215,11 +220,10 @@ def of_chain(chain: Chain, name: str, prune: PruneLike | None = None) -> Content
     saved = ChainRows(chain, name)
     saved.check_sizes()
     meta, rows = saved.meta, saved.source().only(list(ROW_COLUMNS))
-    if can_be_behind(slots := dict(meta["slots"])):
+    if can_be_behind(dict(meta["slots"])):
         warn_if_saved_behind(name, "write", saved.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"]))
     missing, initial, pool = unseen(saved)
-    decays = can_decay(slots) and initial is not None and initial_row(initial, pool, 1, meta["dim"]).any()
-    moved = decays and bool(saved.between(0, host.NUM_BUCKETS, [DECAY_COLUMN])[DECAY_COLUMN].any())
+    moved = _decays(initial_row(initial, pool, 1, meta["dim"]), meta["slots"])
     if not isinstance(missing, str):
         bucket = int(buckets_of(np.array([missing], np.uint64))[0])
         there = saved.between(bucket, bucket + 1, ["values"])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -336,5 +337,9 @@ def test_traced_numbers_in_a_list(make):
     sums = functools.partial(kvjax.lookup_bag, table, keys, combiner="sum")
     assert jax.jit(lambda n: sums(lengths=[n, 1]))(2).tolist() == [[2], [1]]
     assert jax.jit(lambda n: sums(segment_ids=[n, 0, 0], num_segments=2))(1).tolist() == [[2], [1]]
-    grads = jax.jit(lambda n: kvjax.merge(kvjax.SparseRows(keys, jnp.ones((3, 1)), [n, 1, 0])))(2)
-    assert grads.counts.sum() == 3
+    assert jax.jit(lambda n: sums(segment_ids=[n, 0, 2**32], num_segments=2))(1).tolist() == [[1], [1]]
+    merged = jax.jit(lambda n: kvjax.merge(kvjax.SparseRows(keys, jnp.ones((3, 1)), n)).counts)
+    assert merged([2, 1, 0]).sum() == merged(nnx.Param(jnp.array([2, 1, 0]))).sum() == 3
+    with jax.enable_x64(True):
+        wide = jnp.array([2**32, 1, 0])
+    assert sorted(merged(wide).tolist()) == [0, 1, 2**31 - 1]

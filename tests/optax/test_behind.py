@@ -240,6 +240,9 @@ def test_nobody_guesses_what_keys_without_a_row_have_become(init, place, make, t
                     kvjax.serving.Releases(path / "r").publish({"t": source})
             np.testing.assert_array_equal(frozen.write(path / "b", source, missing="init").lookup(keys[1:]), plain)
             there = frozen.write(path / "c", source, missing=rows[1])
+            if place == "swept":  # also without the rows by which it could be seen
+                with pytest.raises(ValueError, match="write: want missing= beside"):
+                    frozen.write(path / "d", source.remove(keys[:1]))
         else:
             there = frozen.write(path / "a", source)
         np.testing.assert_array_equal(there.lookup(keys), rows.astype(jnp.float32))
