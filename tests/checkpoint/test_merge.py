@@ -15,7 +15,7 @@ from kvjax._formats import source
 from kvjax._values.exported import Exported
 from kvjax.checkpoint import CheckpointError, MergeReport, diff, merge, restore, rows, save
 from kvjax.convert import Imported
-from tests.support.marks import few, slow
+from tests.support.marks import examples, few, slow
 
 KEYS = [0, -1, 7, 2**40, -(2**63), 2**63 - 1]
 
@@ -105,7 +105,7 @@ row = st.tuples(
 parts = st.lists(st.dictionaries(st.sampled_from(KEYS), row), min_size=1, max_size=3)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(10, 25))
 @given(
     parts=parts, begun=st.booleans(), rule=st.sampled_from(["newest", "mean", "frequency"]), data=st.data(),
     small=st.booleans(),

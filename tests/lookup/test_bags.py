@@ -56,7 +56,7 @@ def calls(draw):
     return (n,), {"segment_ids": ids, "num_segments": b, "mask": mask}, bags, (b,)
 
 
-@settings(max_examples=examples(12, 60))
+@settings(max_examples=examples(8, 60))
 @given(calls(), st.sampled_from(COMBINERS), st.booleans(), st.booleans(), st.booleans(), st.integers(0, 2**32))
 def test_matches_reference(call, combiner, weighted, with_empty, jit, seed):
     shape, form, bags, leading = call

@@ -10,6 +10,7 @@ from kvjax import evict
 from kvjax._ops import call
 from kvjax._ops.programs import recent_programs
 from kvjax._sharded import writes
+from tests.support.marks import few
 
 
 def test_the_last_programs_are_kept():
@@ -24,7 +25,7 @@ def test_the_last_programs_are_kept():
     assert traced == [1, 2, 3, 2]  # 3 took the place of 2, which had to be made again
 
 
-@pytest.mark.parametrize("write", [lambda t, n: t.restrict(n), lambda t, n: t.evict(evict.LeastRecent(n))])
+@pytest.mark.parametrize("write", few([lambda t, n: t.restrict(n), lambda t, n: t.evict(evict.LeastRecent(n))], 1))
 @pytest.mark.parametrize("module, name, run", [
     (call, "_numbered_program", call._within),
     pytest.param(writes, "_numbered_everywhere", writes._write_everywhere, marks=pytest.mark.cpu_table),

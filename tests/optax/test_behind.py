@@ -186,6 +186,7 @@ def test_what_cannot_be_caught_up():
         optax.chain(caught("adam"), optax.scale(1.0)).init(jnp.zeros((1, 2)))
 
 
+@slow
 def test_a_lookup_of_rows_that_are_behind_says_so(make):
     table, state = make(DIM), caught("adam").init(DIM)
     table.lookup([1])  # no step has left a row out yet

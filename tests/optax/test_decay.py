@@ -26,6 +26,7 @@ def test_what_has_decayed_to_nothing_is_zero():
     np.testing.assert_allclose(jax.jit(late.catch_up)(behind, value)[1], 0, atol=1e-6)
 
 
+@slow
 def test_decay_that_adds_up_to_more_than_its_clock_holds():
     """The clock goes round behind 32,768: trained rows decay as before, and a new one has nothing left."""
     late, rows = catch_up(optax.adamw(0.5, weight_decay=0.1)), jnp.ones((1, DIM))

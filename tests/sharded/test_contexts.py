@@ -38,7 +38,7 @@ MAKERS = {"host": lambda t: t.refresh(), "eager": lambda t: t.add(KEYS, np.ones(
 
 @pytest.mark.parametrize(
     ("maker", "mesh_of_table"),
-    few_rows([(maker, kind) for maker in MAKERS for kind in ("auto", "explicit")], 3, 5),
+    few_rows([(maker, kind) for maker in MAKERS for kind in ("auto", "explicit")], 5),
 )
 def test_a_handle_is_used_under_any_mesh_of_its_devices(maker, mesh_of_table, make, mesh):
     """By all ways to use it, in any order, with the rows that all writes so far have made."""
