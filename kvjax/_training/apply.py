@@ -290,7 +290,7 @@ def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array)
 
     status: ``()`` uint32, of what came before.
     """
-    if _alone(spec):
+    if mesh.alone(spec):
         return _plan_alone(spec, way, update, status)
     version = update.version
     merged, failed = merge_on_shard(spec, update.grads)
@@ -310,12 +310,6 @@ def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array)
     if way.phase != "keep":
         return *agree(), number
     return *jax.lax.cond(number == 0, agree, lambda: (varying_like(version, delivered), update.state)), number
-
-
-def _alone(spec: TableSpec) -> bool:
-    """Whether a device plans as a table in one place does, because it is all of its mesh: what several calls find by a
-    version, another thread could have changed between them."""
-    return spec.mesh_placement.alone and not is_device(spec.storage.backend)
 
 
 def _plan_alone(spec: TableSpec, way: Way, update: Update, status: jax.Array) -> StepResult:
@@ -338,7 +332,7 @@ def _plan_alone(spec: TableSpec, way: Way, update: Update, status: jax.Array) ->
 
 
 def _end_on_shard(spec: TableSpec, way: Way, update: Update, word: jax.Array) -> tuple[jax.Array, Any]:
-    if _alone(spec):
+    if mesh.alone(spec):
         rows = flat(update.grads).rows
         return settle(training.end_apply(spec, word, rows, jnp.uint32(0))), update.state
     begun = training.commit_step(spec, word)

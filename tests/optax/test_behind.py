@@ -214,7 +214,6 @@ def test_a_lookup_of_rows_that_are_behind_says_so(make):
 
 
 @slow
-@pytest.mark.cpu_table
 @pytest.mark.parametrize("place", ["caught up", "checkpoint", "swept"])
 @pytest.mark.parametrize("init", [1.0, 0.0, kvjax.initializers.normal(0.1)], ids=["ones", "zeros", "normal"])
 def test_nobody_guesses_what_keys_without_a_row_have_become(init, place, make, tmp_path):
