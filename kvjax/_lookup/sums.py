@@ -1,90 +1,59 @@
-"""Sums and maxima of rows that `kvjax._values.combiners` makes bags of, differentiable.
-
-Sums, their expansion and their inner products are the gradients of one form that is linear in rows, weights and bags
-(see ``kvjax/ffi/core/bag.h``), so the gradients of each of them are the other two, to any order.
-"""
+"""Sums and maxima of rows that `kvjax._values.combiners` makes bags of, differentiable in both modes, to any order."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from kvjax._lookup import plain_bags
+from kvjax._lookup.form import Form
 from kvjax._ops import bags as bag_ops
 from kvjax._values.combiners import Sums
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def bag_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> jax.Array:
-    """See `bag_ops.bag_sum`; so below."""
-    return bag_ops.bag_sum(bags, ids, weights, rows)
+def _taken(bags: int, ids: jax.Array, positions: jax.Array, rows: jax.Array) -> jax.Array:
+    """Bags ``(bags, dim)``: the elements of the rows at their positions; 0 where there is none."""
+    if rows.shape[0] == 0:
+        return jnp.zeros(positions.shape, rows.dtype)
+    return jnp.where(positions < 0, 0, jnp.take_along_axis(rows, jnp.maximum(positions, 0), 0))
 
 
-@jax.custom_vjp
-def _expand(ids: jax.Array, weights: jax.Array, bags: jax.Array) -> jax.Array:
-    return bag_ops.bag_expand(ids, weights, bags)
+# Sums, their expansion and their inner products; see ``kvjax/ffi/core/bag.h``.
+_WEIGHTED = Form(
+    "kvjax_weighted_bags",
+    {
+        "weights": lambda bags, *operands: bag_ops.bag_dot(*operands),
+        "rows": lambda bags, *operands: bag_ops.bag_expand(*operands),
+        "bags": bag_ops.bag_sum,
+    },
+)
+
+# Of rows at certain positions.
+_PLACED = Form("kvjax_placed_bags", {"rows": lambda bags, *operands: bag_ops.bag_place(*operands), "bags": _taken})
 
 
-@jax.custom_vjp
-def _dot(ids: jax.Array, rows: jax.Array, bags: jax.Array) -> jax.Array:
-    return bag_ops.bag_dot(ids, rows, bags)
+def _bag_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> jax.Array:
+    return _WEIGHTED.derivative("bags", bags, ids, weights, rows)
 
 
-def _sum_bwd(bags: int, residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
-    ids, weights, rows = residuals
-    return None, _dot(ids, rows, g), _expand(ids, weights, g)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _bag_max(bags: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
+    return bag_ops.bag_max(bags, ids, rows)[0]
 
 
-def _expand_bwd(residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
-    ids, weights, bags = residuals
-    return None, _dot(ids, g, bags), bag_sum(bags.shape[0], ids, weights, g)
+@_bag_max.defjvp
+def _bag_max_jvp(bags: int, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
+    ids, rows = primals
+    positions = bag_ops.bag_max(bags, ids, jax.lax.stop_gradient(rows))[1]
+    taken = functools.partial(_PLACED.derivative, "bags", bags, ids, positions)
+    return taken(rows), taken(tangents[1])
 
 
-def _dot_bwd(residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
-    ids, rows, bags = residuals
-    return None, _expand(ids, g, bags), bag_sum(bags.shape[0], ids, g, rows)
-
-
-bag_sum.defvjp(lambda bags, *args: (bag_sum(bags, *args), args), _sum_bwd)
-_expand.defvjp(lambda *args: (_expand(*args), args), _expand_bwd)
-_dot.defvjp(lambda *args: (_dot(*args), args), _dot_bwd)
-
-
-@jax.custom_vjp
-def _taken(ids: jax.Array, positions: jax.Array, bags: jax.Array, rows: jax.Array) -> jax.Array:
-    """The bags, as elements of the rows at these positions."""
-    return bags
-
-
-@jax.custom_vjp
-def _place(ids: jax.Array, positions: jax.Array, bags: jax.Array) -> jax.Array:
-    return bag_ops.bag_place(ids, positions, bags)
-
-
-def _taken_bwd(residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
-    ids, positions = residuals
-    return None, None, None, _place(ids, positions, g)
-
-
-def _place_bwd(positions: jax.Array, g: jax.Array) -> tuple[Any, ...]:
-    if g.shape[0] == 0:
-        return None, None, jnp.zeros(positions.shape, g.dtype)
-    return None, None, jnp.where(positions < 0, 0, jnp.take_along_axis(g, jnp.maximum(positions, 0), 0))
-
-
-_taken.defvjp(lambda *args: (_taken(*args), args[:2]), _taken_bwd)
-_place.defvjp(lambda *args: (_place(*args), args[1]), _place_bwd)
-
-
-def _bag_max(bags: int, ids: jax.Array, rows: jax.Array) -> Any:
-    out, positions = bag_ops.bag_max(bags, ids, jax.lax.stop_gradient(rows))
-    return _taken(ids, positions, out, rows)
-
-
-CALLS = Sums(bag_sum, _bag_max)
+CALLS = Sums(_bag_sum, _bag_max)
 """By custom calls, which add in the order of the rows."""
 
 PLAIN = Sums(plain_bags.bag_sum, plain_bags.bag_max)

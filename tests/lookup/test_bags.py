@@ -113,24 +113,56 @@ def test_gradients(make, combiner, x64):
         np.testing.assert_allclose(got_w, want_w, rtol=1e-4, atol=1e-6)
 
 
-def test_gradients_of_gradients(make):
-    """A penalty on the gradient, as in meta-learning: the ops are each other's gradients, to any order."""
+@pytest.mark.parametrize("combiner", few(COMBINERS, "sqrtn", "max"))
+def test_derivatives_in_both_modes_to_any_order(combiner):
+    """Hessians, and a penalty on the gradient as in meta-learning: the calls are one another's derivatives."""
     ids, weights = jnp.array([0, 2, 0, -1], jnp.int32), jnp.array([1.0, 2.0, 3.0, 4.0])
     rows = jax.random.normal(jax.random.key(0), (4, 3))
-    for combiner in ("sqrtn", "max"):
 
-        def ours(rows, weights, combiner=combiner):
-            return combine(jnp, CALLS, combiner, 3, ids, rows, None if combiner == "max" else weights)
+    def ours(rows, weights):
+        return combine(jnp, CALLS, combiner, 3, ids, rows, None if combiner == "max" else weights)
 
-        def dense(rows, weights, combiner=combiner):
-            return reference(rows, [[0, 2], [], [1]], weights, combiner, jnp.zeros(3), jnp)
+    def dense(rows, weights):
+        return reference(rows, [[0, 2], [], [1]], weights, combiner, jnp.zeros(3), jnp)
 
-        def penalty(f):
-            return lambda *args: sum(jnp.sum(g**3) for g in jax.grad(lambda *a: jnp.sum(f(*a) ** 3), (0, 1))(*args))
+    def cubes(f):
+        return lambda *args: jnp.sum(f(*args) ** 3)
 
-        got, want = (jax.jit(jax.grad(penalty(f), (0, 1)))(rows, weights) for f in (ours, dense))
+    def penalty(f):
+        return lambda *args: sum(jnp.sum(g**3) for g in jax.grad(cubes(f), (0, 1))(*args))
+
+    modes = [lambda f: jax.jacfwd(cubes(f), (0, 1)), lambda f: jax.hessian(cubes(f), (0, 1)),
+             lambda f: jax.jacfwd(jax.jacfwd(cubes(f))), lambda f: jax.jacrev(jax.jacfwd(cubes(f))),
+             lambda f: jax.grad(penalty(f), (0, 1))]  # fmt: skip
+    for mode in modes:
+        got, want = (jax.tree.leaves(jax.jit(mode(f))(rows, weights)) for f in (ours, dense))
         for one, other in zip(got, want, strict=True):  # sums of numbers of up to 130, in whatever order
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=5e-5)
+
+
+def test_bags_of_many_examples_are_one_call():
+    """Under vmap, of what differs between them and what does not, also of none; the same to the bit."""
+    rng = np.random.default_rng(0)
+    ids = jnp.asarray(rng.integers(-2, 5, (6, 9)), jnp.int32)  # three bags: others are padding of that example alone
+    rows = jnp.asarray(rng.normal(size=(6, 9, 2)), jnp.float32)
+    weights = jnp.asarray(rng.random(9), jnp.float32)
+
+    def made(ids, rows, weights):
+        return CALLS.sum(3, ids, weights, rows), jax.grad(lambda w: jnp.sum(CALLS.sum(3, ids, w, rows) ** 2))(weights)
+
+    mapped, best = jax.vmap(made, (0, 0, None)), jax.value_and_grad(lambda rows, ids: jnp.sum(CALLS.max(3, ids, rows)))
+    got, greatest = mapped(ids, rows, weights), jax.vmap(best)(rows, ids)
+    for i in range(6):
+        np.testing.assert_array_equal(got[0][i], made(ids[i], rows[i], weights)[0])
+        np.testing.assert_array_equal(got[1][i], made(ids[i], rows[i], weights)[1])
+        np.testing.assert_array_equal(greatest[1][i], best(rows[i], ids[i])[1])
+    steps = {str(equation.primitive) for equation in jax.make_jaxpr(mapped)(ids, rows, weights).eqns}
+    assert "kvjax_weighted_bags" in steps and not {"while", "scan"} & steps
+    none = mapped(ids[:0], rows[:0], weights)
+    assert none[0].shape == (0, 3, 2) and none[1].shape == (0, 9)
+    many, message = jax.ShapeDtypeStruct((2**16, 9), jnp.int32), "2.*31 keys .* got 65536 examples of 9 keys and 32768 "
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(jax.vmap(functools.partial(CALLS.sum, 2**15), (0, None, None)), many, weights, rows[0])
 
 
 @slow
@@ -234,6 +266,9 @@ def test_transformations(make, x64):
     remat = jax.jit(kvjax.grad(checkpointed))(table)
     plain = kvjax.grad(lambda t: jnp.sum(kvjax.lookup_bag(t, keys) ** 2))(table)
     np.testing.assert_array_equal(remat.rows, plain.rows)
+    by_weights = functools.partial(kvjax.lookup_bag, table, keys, combiner="sum")
+    weights = jnp.ones(keys.shape)
+    np.testing.assert_allclose(jax.jvp(lambda w: by_weights(weights=w), (weights,), (weights,))[1], by_weights())
 
 
 def test_many_bags_are_the_same_to_the_bit_however_they_are_cut(make):
