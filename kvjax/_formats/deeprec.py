@@ -53,10 +53,11 @@ def write(
       FileError: a key is negative: DeepRec loses those at its next save, because it takes ``key % 1000`` of C++.
     """
     prefix = local(prefix, "write")
-    keys = source.read(["keys"], 0, source.num_rows)["keys"].view(np.int64)
+    given = source.read(["keys"], 0, source.num_rows)["keys"]
+    keys = given.view(np.int64)
     if (keys < 0).any():
         raise FileError(
-            prefix, "keys from 0 to 2**63 - 1", f"{int((keys < 0).sum())} others, the first {keys[keys < 0][0]}",
+            prefix, "keys from 0 to 2**63 - 1", f"{int((keys < 0).sum())} others, the first {given[keys < 0][0]}",
             "hash the ids to 63 bits, or leave these rows out with prune",
         )  # fmt: skip
     if not 1 <= parts <= BUCKETS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 if TYPE_CHECKING:
     from kvjax._formats.stores import StorePath
@@ -31,7 +31,7 @@ def anywhere(path: PathLike, op: str) -> AnyPath:
       ValueError: it is of a store that fsspec does not know, or begins with "~".
       ImportError: the package that knows the store is not installed.
     """
-    text = os.fsdecode(path)
+    text = _text(path, op)
     found = _URL.fullmatch(text)
     if found is None:
         return _here(text, op)
@@ -46,7 +46,7 @@ def local(path: PathLike, op: str) -> Path:
     Raises:
       ValueError: it is of a store, or begins with "~".
     """
-    text = os.fsdecode(path)
+    text = _text(path, op)
     found = _URL.fullmatch(text)
     if found is None:
         return _here(text, op)
@@ -54,6 +54,16 @@ def local(path: PathLike, op: str) -> Path:
     if found[1].lower() == "file":
         mend = "give the path alone, without 'file://'"
     raise ValueError(f"kvjax: {op}: want a path of this machine's file system, got {text!r}; {mend}")
+
+
+def _text(path: PathLike, op: str) -> str:
+    anything = cast("object", path)
+    if not isinstance(anything, (str, bytes, os.PathLike)):
+        raise TypeError(f"kvjax: {op}: want a path, got {type(anything).__name__}; give a string, or a pathlib.Path")
+    text = os.fsdecode(cast("PathLike", anything))
+    if "\0" in text:
+        raise ValueError(f"kvjax: {op}: want a path, got {text!r}, which has a zero byte; give one without")
+    return text
 
 
 def _here(text: str, op: str) -> Path:

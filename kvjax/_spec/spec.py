@@ -81,13 +81,17 @@ class TableSpec(Options):
     @property
     def shares_row(self) -> bool:
         """Whether unadmitted keys share the row of a key."""
-        return self.admit is not None and not isinstance(self.admit.unadmitted, str)
+        return self.shared_key is not None
+
+    @property
+    def shared_key(self) -> int | None:
+        """The key whose row unadmitted keys share; None if there is none."""
+        return None if self.admit is None or isinstance(self.admit.unadmitted, str) else int(self.admit.unadmitted)
 
     @property
     def shared_words(self) -> np.ndarray:
         """The words ``(2,)`` of the key whose row unadmitted keys share; zeros if there is none."""
-        key = 0 if self.admit is None or isinstance(self.admit.unadmitted, str) else int(self.admit.unadmitted)
-        return np.array([own_key(key, self.key_dtype)], np.uint64).view(np.uint32)
+        return np.array([own_key(self.shared_key or 0, self.key_dtype)], np.uint64).view(np.uint32)
 
     def exported(self, raw: dict[str, Any]) -> Exported:
         """The rows that the C++ side has copied out."""

@@ -136,7 +136,8 @@ class Whole(Handle):
         snapshot = self.snapshot(slots or may_be_behind(self))
         warn_if_found_behind(self, "export", snapshot.rows)
         rows = snapshot.rows if slots else dataclasses.replace(snapshot.rows, slots={})
-        keep = None if prune is None else rule_for(prune, self.name, self.spec.key_dtype).mask(rows)
+        spec = self.spec
+        keep = None if prune is None else rule_for(prune, self.name, spec.key_dtype, spec.shared_key).mask(rows)
         if dry_run:  # without a copy of those that are kept
             return len(rows) if keep is None else int(keep.sum()), rows.total
         return rows if keep is None else rows.take(keep)

@@ -95,6 +95,8 @@ class Prune:
             want = "kvjax.Prune, or a function from an export to a mask"
             raise fail(TypeError, None, "prune", want, repr(self.predicate), "give one of these")
         check_whole(self.keep, "Prune(keep=)")
+        if self.keep is not None:
+            as_bits(self.keep, "Prune(keep=)")
 
     def mask(self, rows: Exported) -> np.ndarray:
         """Which rows are kept.

@@ -187,7 +187,8 @@ class Catalog:
         if name not in self._folders:
             raise CheckpointError(
                 f"kvjax: table {name!r}, {self.op}: want one of the checkpoint's tables, got none of that name; the "
-                f"checkpoint holds {self.names}: leave it out, or restore one of these into it"
+                f"checkpoint holds {self.names}: "
+                + ("leave it out, or restore one of these into it" if self.op == "restore" else "name one of these")
             )
         return self.checked(name, lambda: self._open(name))
 

@@ -17,7 +17,9 @@ from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._table.changes import Mark, close_cursor, open_cursor
 from kvjax._table.table import Table
+from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._chain import Chain, places_of
+from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._format import CheckpointError
 
 Key = tuple[str, tuple[str, ...]]
@@ -83,6 +85,25 @@ def cursor_at(name: str, tables: Mapping[str, Table]) -> Cursor:
             f"got {', '.join(known) or 'none'}; {mend}"
         )
     return found
+
+
+def check_not_at(place: AnyPath, name: str) -> None:
+    """Whether a delta since a cursor may take the place of what is there.
+
+    Raises:
+      CheckpointError: the delta builds on that.
+    """
+    there = set(Catalog(place).digests)
+    for key, at in PROCESS.cursors.items():
+        if not isinstance(key, tuple) or key[0] != name:
+            continue
+        if at.checkpoint in there or any(
+            is_same(place, base) for base in at.places if place.exists() and base.exists()
+        ):
+            raise CheckpointError(
+                f"kvjax: save: want another path than that of what a delta since {name!r} builds on, got {place}; give "
+                f"another path, or save the tables whole, with cursor={name!r}"
+            )
 
 
 def _key_for(name: str, tables: Mapping[str, Table]) -> Key | None:

@@ -43,9 +43,9 @@ def _located(path: AnyPath, op: str) -> AnyPath:
         )
     if is_checkpoint(path):
         return path
-    if _is_table(path):
+    if is_table_folder(path):
         raise CheckpointError(
-            f"kvjax: checkpoint: want a checkpoint of tables, got {path}, the folder of one of its tables; give "
+            f"kvjax: {op}: want a checkpoint of tables, got {path}, the folder of one of its tables; give "
             f"{path.resolve().parent}, and say there which tables you want"
         )
     found = _below(path)
@@ -57,7 +57,7 @@ def _located(path: AnyPath, op: str) -> AnyPath:
         none = f"none in {path}" + ("" if path.exists() else ", which is not there")
         got = none if not found else f"{[str(item.relative_to(path)) for item in found]} in {path}"
         raise CheckpointError(
-            f"kvjax: checkpoint: want a checkpoint of tables, got {got}; give the folder of one, of a step of an Orbax "
+            f"kvjax: {op}: want a checkpoint of tables, got {got}; give the folder of one, of a step of an Orbax "
             "CheckpointManager that has one, or of the manager"
         )
     return found[0]
@@ -86,7 +86,7 @@ def all_at(path: PathLike, op: str) -> list[AnyPath]:
 def is_checkpoint(path: AnyPath) -> bool:
     """Whether tables have been saved at this path: there is a manifest, or there are tables, which may have lost it."""
     if (path / META).exists():
-        return not _is_table(path)
+        return not is_table_folder(path)
     return bool(_tables_in(path))
 
 
@@ -161,10 +161,10 @@ def _is_under_way(path: AnyPath) -> bool:
 
 def _tables_in(path: AnyPath) -> list[AnyPath]:
     """The folders of the tables below a path."""
-    return _those(_folders(path), _is_table)
+    return _those(_folders(path), is_table_folder)
 
 
-def _is_table(path: AnyPath) -> bool:
+def is_table_folder(path: AnyPath) -> bool:
     """Whether a folder is that of one table, of which something may be lost."""
     return _format_of(path) in (FORMAT, PACKED, UNLISTED) or any(path.glob(f"{_SHARDS}/keys"))
 

@@ -13,7 +13,7 @@ from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._format import META, CheckpointError
-from kvjax.checkpoint._locate import is_checkpoint, is_unfinished
+from kvjax.checkpoint._locate import is_checkpoint, is_table_folder, is_unfinished
 
 
 @contextlib.contextmanager
@@ -72,11 +72,10 @@ def check_free(target: AnyPath, overwrite: bool, op: str, source: Chain | None =
         a release has followed needs no base, and training should not end for one.
 
     Raises:
-      CheckpointError: something is there, or it is no checkpoint, which is not ours to replace, or it is the source, or
-        another builds on it; or what is made of a checkpoint would be in one.
+      CheckpointError: something is there, or it is no checkpoint, or has something else in its folder, which is not
+        ours to replace, or it is the source, or another builds on it; or it would be in a checkpoint.
     """
-    if source is not None:
-        check_outside(target, op)
+    check_outside(target, op)
     if not target.exists():
         return
     if is_unfinished(target):
@@ -101,6 +100,12 @@ def check_free(target: AnyPath, overwrite: bool, op: str, source: Chain | None =
         raise CheckpointError(
             f"kvjax: {op}: want a checkpoint to replace, or nothing, got {target}, which is something else; give "
             "another path, or delete that first"
+        )
+    others = sorted(path.name for path in target.iterdir() if path.name != META and not is_table_folder(path))
+    if others:
+        raise CheckpointError(
+            f"kvjax: {op}: want a folder with a checkpoint alone to replace, got {target}, in which there is "
+            f"{', '.join(map(repr, others[:3]))}, too; move that elsewhere, or give another path"
         )
     if not over_base and (builders := built_on(target, source)):
         raise CheckpointError(

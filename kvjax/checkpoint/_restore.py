@@ -91,7 +91,8 @@ class Restore:
         self.drawn = of_module is not None and of_module.drawn
         if self.table is not None and self.drawn:
             self.table = tables_of_process()[self.table.name]
-        self.made, self.found = False, table is None and self.table is not None
+        self.found = table is None and self.table is not None
+        self.made: tuple[TableSpec, int] | None = None  # what it was then
         self.how = how
         self.sharding = Sharding() if self.table else how
         self.placement = self.table.spec.placement if self.table else placement_of(how, self.target, "restore")
@@ -147,7 +148,7 @@ class Restore:
     def check(self) -> None:
         """Whether the table is still as `prepare` has found it, and so `commit` will do: nobody may write meanwhile."""
         spec, version = self._ready
-        if {spec.host.version(spec.name, shard) for shard in spec.shards} != {version}:
+        if _versions(spec) != {version}:
             raise fail(
                 RuntimeError, spec.name, "restore", "a table that nobody writes meanwhile", "a write of another thread",
                 "wait for it, and begin again; no table has changed",
@@ -158,9 +159,11 @@ class Restore:
         return self._commit()
 
     def undo(self) -> None:
-        """Drops the table, if `prepare` has made it."""
-        if self.made:
-            drop_table(self.target)
+        """Drops the table, if `prepare` has made it, and nobody has written it since."""
+        if self.made is not None and PROCESS.spec_of(self.target) == self.made[0]:
+            spec, first = self.made
+            if _versions(spec) == {first}:
+                drop_table(self.target)
 
     def _check_place(self, spec: TableSpec) -> None:
         """Whether a table of the name, which nobody has given, is where the options say."""
@@ -231,9 +234,15 @@ class Restore:
         meta = saved.meta
         fields = {name: meta[name] for name in FIELDS if name in meta} | {"initializer": saved.initializer}
         options = Options(storage=self.how.storage, **fields, **self.rules)
-        made = get_or_make(self.target, meta["dim"], self.placement, options)
-        self.made = True
-        return made
+        there = PROCESS.spec_of(self.target)  # another thread may make it, too
+        table = get_or_make(self.target, meta["dim"], self.placement, options)
+        if there is None:
+            self.made = table.spec, version_on_host(table, "restore")
+        return table
+
+
+def _versions(spec: TableSpec) -> set[int]:
+    return {spec.host.version(spec.name, shard) for shard in spec.shards}
 
 
 def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ from kvjax._values.names import is_name
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._built_on import built_on, listed
 from kvjax.checkpoint._catalog import write_manifest
-from kvjax.checkpoint._cursors import agreed, cursor_at, finished, key_of, moving
+from kvjax.checkpoint._cursors import agreed, check_not_at, cursor_at, finished, key_of, moving
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import begin
 from kvjax.checkpoint._other_copies import warn_of_other_copies
@@ -66,12 +66,13 @@ def save(
       since: name of the cursor since which to save what has changed; the cursor moves to this save. A table that the
         cursor is not of is saved whole, and the cursor is of that too then. Keep the checkpoints that the delta builds
         on where a restore finds them or gets them as ``base=``; if one is gone, a warning says so.
-      overwrite: replace the checkpoint that is there. Anything else is never replaced, and nothing in a store. If
-        deltas beside it build on what is replaced, they do not restore any more, and a warning names them.
+      overwrite: replace the checkpoint that is there. Anything else is never replaced, also not in its folder, and
+        nothing in a store. If deltas beside it build on what is replaced, they do not restore any more, and a warning
+        names them; a delta does not replace what it builds on itself.
 
     Raises:
-      CheckpointError: there is something at the path (with `overwrite`, something that is no checkpoint), or another
-        process is saving there, or there is no such cursor.
+      CheckpointError: there is something at the path (with `overwrite`, something that is no checkpoint), or the path
+        is in a checkpoint, or another process is saving there, or there is no such cursor.
       ValueError: a table cannot have cursors, or `prune` is given together with one, or the calls of several processes
         are not the same.
       TypeError: `tables` has something other than tables.
@@ -99,6 +100,11 @@ def save(
     def at_first() -> tuple[dict[str, Table], NewFolder | NewInStore]:
         return named(tables), new_folder(anywhere(path, "save").resolve())  # not in the place of a link
 
+    def begin_it() -> None:
+        if since is not None and overwrite:
+            check_not_at(new.target, since)
+        begin(new, overwrite, "save", over_base=True)
+
     def finish() -> str:
         digest = write_manifest(new.path)
         with contextlib.suppress(OSError):  # what is beside it may go meanwhile, and this only warns
@@ -111,7 +117,7 @@ def save(
 
     given, new = together(place, None, "save", at_first, {"overwrite": overwrite})
     try:
-        first(lambda: begin(new, overwrite, "save", over_base=True))
+        first(begin_it)
         stored = copied(given, new.path, prune, cursor, since)
         together(place, None, "save", lambda: write(new.path, stored))
         digest = first(finish)

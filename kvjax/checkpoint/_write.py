@@ -23,7 +23,7 @@ from kvjax._values.snapshot import Snapshot
 from kvjax.checkpoint._best import part_of_best
 from kvjax.checkpoint._cursors import Cursor
 from kvjax.checkpoint._format import POOL, REMOVED
-from kvjax.checkpoint._rules import dump, name_of, shared_key
+from kvjax.checkpoint._rules import name_of
 from kvjax.checkpoint._stored import Stored, described
 from kvjax.checkpoint._threads import side_by_side
 from kvjax.checkpoint._write_shard import write_shard
@@ -49,7 +49,7 @@ def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Curso
 def _pruned(table: Table, prune: PruneLike) -> Snapshot:
     """A copy without some of the rows, of which ``top_k`` is of those of all processes."""
     placement, name = shared_placement(table), table.spec.name
-    rule = rule_for(prune, name, table.spec.key_dtype, shared_key(dump(table.spec.admit)))
+    rule = rule_for(prune, name, table.spec.key_dtype, table.spec.shared_key)
 
     def begin() -> tuple[Snapshot, np.ndarray]:
         copy = table.snapshot(once=True)

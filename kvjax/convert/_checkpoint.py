@@ -20,6 +20,7 @@ from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import check_outside
 from kvjax.checkpoint._prune import kept
+from kvjax.checkpoint._rules import shared_key
 from kvjax.convert._files import FORMATS
 
 
@@ -103,7 +104,8 @@ def export_checkpoint(
     def body(chain: Chain) -> ExportReport:
         rows = ChainRows(chain, only_table(chain, table))
         rows.check_sizes()
-        rule = None if prune is None else rule_for(prune, rows.name, rows.meta["key_dtype"])
+        shared = shared_key(rows.meta.get("options", {}).get("admit"))
+        rule = None if prune is None else rule_for(prune, rows.name, rows.meta["key_dtype"], shared)
         return _export(rows.name, rows.source(progress), path, kind, quantise, slots, rule, partitions)
 
     return unreplaced(checkpoint, base, "export", body)

@@ -198,8 +198,14 @@ def _is_name(text: bytes) -> bool:
 # ---- what is in a release ------------------------------------------------------------------------------------
 
 
-def file_of(folder: Path, name: str, suffix: str = SUFFIX) -> Path:
+def file_of(folder: Path, name: str, suffix: str = SUFFIX, op: str = "publish") -> Path:
     """Where a table, or a file, of a name is in the folder of a release.
+
+    Args:
+      folder: of the release.
+      name: of the table, or the file.
+      suffix: of the file of a table; none for another.
+      op: for errors.
 
     Raises:
       ValueError: file systems do not take it.
@@ -207,8 +213,9 @@ def file_of(folder: Path, name: str, suffix: str = SUFFIX) -> Path:
     encoded = quote(name, safe="")
     if not 0 < len(encoded) <= _LONGEST_NAME or encoded + suffix in (".", ".."):
         raise ValueError(
-            f"kvjax: {'table' if suffix else 'file'} {name!r}, publish: want a name of 1 to {_LONGEST_NAME} bytes, "
-            f"percent-encoded, but '.' and '..', got {len(encoded)}; publish it under another one"
+            f"kvjax: {'table' if suffix else 'file'} {name!r}, {op}: want a name of 1 to {_LONGEST_NAME} bytes, "
+            f"percent-encoded, but '.' and '..', got {len(encoded)}; "
+            + ("publish it under another one" if op == "publish" else "save the table under another one")
         )
     return folder / (encoded + suffix)
 

@@ -75,7 +75,7 @@ def write_release(
     if before is not None:
         _warn_of_older(chain, names, before, before.files.keys() - files.keys())
     for name in names:
-        _write_table(file_of(folder, name), chain, name, old.get(name), since, options)
+        _write_table(file_of(folder, name, op="follow"), chain, name, old.get(name), since, options)
     write_files(folder, ({} if before is None else before.files) | dict(files))
     write_info(folder, chain.catalog.digests, str(chain.catalog.directory.resolve()), prune=options.pruned_by)
 

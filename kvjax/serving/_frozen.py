@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -110,7 +111,8 @@ class FrozenTable(FrozenReads):
             ``(dim,)``. By default the same as in the table; for keys that wait for admission, what ``unadmitted=``
             says. It must be given for an export, which does not contain it, and if a function of yours makes the
             initial rows, because that function needs JAX.
-          name: name of the table in the checkpoint, if it has several; or a name for an export.
+          name: name of the table in the checkpoint, if it has several; or a name for an export, by
+            default that of the file.
           base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
 
         Returns:
@@ -125,7 +127,8 @@ class FrozenTable(FrozenReads):
             options = {"quantise": quantise, "missing": missing, "prune": prune}
             write_again(place, source, source._mapped, options)
             return cls.open(place)
-        with_contents(source, name, prune, base, lambda contents: write_whole(place, contents, quantise, missing))
+        mine = unquote(place.stem)
+        with_contents(source, name, mine, prune, base, lambda contents: write_whole(place, contents, quantise, missing))
         return cls.open(place)
 
     def update(

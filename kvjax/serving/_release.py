@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 from kvjax._values.arrays import ArrayLike
@@ -50,6 +50,9 @@ def check_by_name(op: str, tables: object, files: object) -> None:
             raise TypeError(
                 f"kvjax: releases, {what}: want a mapping by name, got {type(given).__name__}; give {{name: ...}}"
             )
+        for name in cast("Mapping[object, object]", given):
+            if not isinstance(name, str):
+                raise TypeError(f"kvjax: releases, {what}: want names, got {name!r}; give a string for each")
 
 
 def check_changes(changes: Mapping[str, object]) -> None:

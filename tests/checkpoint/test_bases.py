@@ -239,3 +239,32 @@ def test_which_cursor_it_is(chain, make, folder):
     save(folder / "4", {"t": chain, "more": more, "again": more}, since="c")
     assert [has_delta(folder / "4", name) for name in ("t", "more", "again")] == [True, True, False]
     assert sorted(key[1] for key in PROCESS.cursors) == [("again", "more", "t"), ("more",), ("t",)]
+
+
+def test_a_delta_does_not_replace_what_it_builds_on(chain, folder):
+    whole = files(folder)
+    for place in ("2", "0"):
+        with pytest.raises(
+            CheckpointError, match=f"want another path than that of what a delta since 'c' .*/{place}; "
+        ):
+            save(folder / place, {"t": chain}, since="c", overwrite=True)
+    assert files(folder) == whole
+    save(folder / "3", {"t": chain}, since="c")
+    assert len(restore(folder / "3", {"t": chain})["t"]) == 9
+
+
+def test_nothing_is_saved_into_a_checkpoint_or_over_what_is_in_its_folder(chain, folder):
+    with pytest.raises(CheckpointError, match=r"save: want a place outside of checkpoints, got .*/0/1, which is in "):
+        save(folder / "0/1", {"t": chain})
+    (folder.parent / "other").mkdir()
+    save(folder.parent / "other/1", {"t": chain})
+    (folder.parent / "other/1").rename(folder / "2/1")  # as releases before this one let it be saved
+    (folder / "2/notes.txt").write_text("mine")
+    whole = files(folder)
+    for call in (
+        lambda: save(folder / "2", {"t": chain}, overwrite=True),
+        lambda: compact(folder / "1", folder / "2", overwrite=True),
+    ):
+        with pytest.raises(CheckpointError, match=r"a checkpoint alone to replace, got .*/2, .* '1', 'notes.txt', too"):
+            call()
+    assert files(folder) == whole

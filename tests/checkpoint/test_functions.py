@@ -391,6 +391,9 @@ def test_the_row_that_unadmitted_keys_share_stays(key_dtype, key, make, tmp_path
     kvjax.checkpoint.save(tmp_path / "all", {"t": table})
     kvjax.checkpoint.prune(tmp_path / "all", tmp_path / "pruned", rule)
     kvjax.checkpoint.save(tmp_path / "saved", {"t": table}, prune=rule)
+    kvjax.convert.export_checkpoint(tmp_path / "all", tmp_path / "all.npz", prune=rule)
+    for rows in (table.export(rule), kvjax.convert.from_npz(tmp_path / "all.npz").rows):
+        assert rows.keys.astype(key_dtype).tolist() == [key] and rows.values.tolist() == [[-1.5]]
     for path in ("pruned", "saved"):
         table = kvjax.checkpoint.restore(tmp_path / path, {"t": table.refresh().clear()})["t"]
         assert len(table) == 1 and table.lookup(np.array([1, 5]))[:, 0].tolist() == [-1.5, -1.5]

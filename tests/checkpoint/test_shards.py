@@ -199,9 +199,9 @@ def test_a_process_reads_the_rows_of_its_shards(two_shards, mesh, monkeypatch):
             assert rows_of(read(folder, seen)) == {key: whole[key] for key in mine.tolist()}
 
 
-def test_the_reader_of_the_docs(two_shards, make, tmp_path):
+def test_the_reader_of_the_docs(two_shards, make, tmp_path_factory):
     """Which knows nothing of kvjax, on checkpoints of one process and of two."""
-    folder, table, whole = two_shards
+    (folder, table, whole), others = two_shards, tmp_path_factory.mktemp("others")
     text = (Path(__file__).parents[2] / "docs/format.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
     assert code.count("\n") <= 60 and "kvjax" not in re.sub(r"kvjax\.json", "", code)
@@ -215,12 +215,12 @@ def test_the_reader_of_the_docs(two_shards, make, tmp_path):
     assert sum(len(shard["pending_keys"]) for shard in shards) == len(table.snapshot().admission["pending_keys"]) > 0
     for key_dtype in ("int32", "uint32", "uint64"):
         other = make(3, key_dtype=key_dtype).upsert(np.array([1, np.iinfo(key_dtype).max], key_dtype), np.ones((2, 3)))
-        kvjax.checkpoint.save(tmp_path / key_dtype, [other])
-        _, (shard,) = reader["read_table"](tmp_path / key_dtype, other.name)
+        kvjax.checkpoint.save(others / key_dtype, [other])
+        _, (shard,) = reader["read_table"](others / key_dtype, other.name)
         np.testing.assert_array_equal(shard["keys"], other.export().keys, err_msg=key_dtype)
     other, name = trained(make(3, dtype="bfloat16", admit=kvjax.admit.Sketch(2)), 2), "_a.\u00e4" * 99
-    kvjax.orbax.TableHandler().save(tmp_path / "other", kvjax.orbax.TableSave({name: other}))
-    _, (shard,) = reader["read_table"](tmp_path / "other", name)
+    kvjax.orbax.TableHandler().save(others / "other", kvjax.orbax.TableSave({name: other}))
+    _, (shard,) = reader["read_table"](others / "other", name)
     np.testing.assert_array_equal(shard["values"], other.export().values)
     np.testing.assert_array_equal(shard["sketch"], other.snapshot().admission["sketch"])
     np.testing.assert_array_equal(shard["offsets"], other.snapshot().offsets)

@@ -9,7 +9,7 @@ import pytest
 import kvjax
 from kvjax.optax import catch_up, caught_up, sweep
 from tests.optax.test_catch_up import DIM, ROWS, STAIRS, WARM, batches, caught, functions, functions_of
-from tests.support.marks import slow
+from tests.support.marks import few, slow
 
 pytestmark = pytest.mark.usefixtures("promotion")
 
@@ -184,6 +184,24 @@ def test_what_cannot_be_caught_up():
             catch_up(optax.sgd(0.1), replay=replay)
     with pytest.raises(TypeError, match="catch_up goes around optax"):
         optax.chain(caught("adam"), optax.scale(1.0)).init(jnp.zeros((1, 2)))
+
+
+@pytest.mark.parametrize("tx", few([optax.adamw(0.1), optax.sgd(optax.linear_schedule(0.1, 0.01, 9), 0.9)], 0))
+def test_a_step_without_gradients_makes_up_for_a_lost_state(tx, make):
+    """Of a step that failed outside of kvjax, when it had written the table."""
+    tx, tables = catch_up(tx), [make(DIM), make(DIM)]
+    states = [tx.init(DIM)] * 2
+    for i, (keys, rows) in enumerate(batches(6)):
+        gradient = kvjax.SparseRows(keys, rows)
+        for j, (table, state) in enumerate(zip(tables, states, strict=True)):
+            tables[j], states[j] = table.apply(tx, gradient, state)
+            if i == 3 and j == 1:
+                with pytest.raises((ValueError, RuntimeError), match="where a failed step has lost it, do one without"):
+                    jax.block_until_ready(caught_up(tables[j], state, tx).lookup(keys))
+                none = kvjax.SparseRows(keys[:0], rows[:0])
+                tables[j], states[j] = tables[j].refresh().apply(tx, none, state)
+    want, got = (caught_up(*one, tx).lookup(np.arange(ROWS)) for one in zip(tables, states, strict=True))
+    np.testing.assert_array_equal(got, want)
 
 
 @slow

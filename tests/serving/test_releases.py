@@ -233,6 +233,18 @@ def test_a_release_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_names_are_those_of_the_tables(tmp_path):
+    releases, name = Releases(tmp_path / "v"), "\u7528\u6237/a"
+    assert releases.publish({name: rows(1.0, 3)}, missing="zeros")[name].name == name
+    with pytest.raises(ValueError, match=f"table '{name}', write: want missing="):
+        releases.publish({name: rows(1.0, 3)})
+    with pytest.raises(TypeError, match="publish: want names, got 1; give a string"):
+        releases.publish({1: rows(1.0, 3)})
+    with pytest.raises(ValueError, match=r"publish: want a name of 1 to 200 bytes, .* got 207; publish it under"):
+        releases.publish({"\u7528" * 23: rows(1.0, 3)})
+    assert list(releases.current()) == [name]
+
+
 _WRITER = """
 import sys
 sys.path[:0] = sys.argv[2:]

@@ -45,7 +45,8 @@ inline Error CanaryError(std::string_view table, std::string_view op) {
   return MakeError(ErrorCode::kInvalidArgument, table, op, "gradients as kvjax.value_and_grad made them",
                    "gradients whose keys went through arithmetic",
                    "transforms over dense and sparse gradients together go into kvjax.optax.joint(tx); "
-                   "microbatch gradients are concatenated (stacked by lax.scan), not added");
+                   "microbatch gradients are concatenated (stacked by lax.scan), not added; "
+                   "kvjax.optax.apply_if_finite leaves a step out");
 }
 
 /// A call for which there is no memory.
@@ -99,8 +100,9 @@ inline Error AheadError(std::string_view table, std::string_view op) {
       ErrorCode::kFailedPrecondition, table, op,
       "the optimizer's state that the last write returned, and the transform of that write",
       "an older state, of which rows are ahead, or another transform (its rates, betas or decay differ)",
-      "keep and restore the state together with the table; to begin with a new one, or with another "
-      "transform, sweep by those that belong to the rows, then table.clear_slots()");
+      "keep and restore the state together with the table; where a failed step has lost it, do one without "
+      "gradients (docs/laziness.md); to begin with a new one, or with another transform, sweep by those that "
+      "belong to the rows, then table.clear_slots()");
 }
 
 /// A chunk that is not inside its step.
