@@ -103,8 +103,8 @@ class Mmap:
 
     def __post_init__(self) -> None:
         path = os.path.abspath(local(self.path, "storage.Mmap"))
-        if "\0" in path or path.encode("utf-8", "ignore").decode() != path:
-            raise ValueError(f"kvjax: storage.Mmap: want a path in UTF-8 without NUL, got {self.path!r}")
+        if path.encode("utf-8", "ignore").decode() != path:
+            raise ValueError(f"kvjax: storage.Mmap: want a path in UTF-8, got {self.path!r}")
         object.__setattr__(self, "path", path)
 
     @property

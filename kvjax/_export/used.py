@@ -48,8 +48,7 @@ def used_by(jaxpr: Any) -> tuple[set[str], dict[str, TableUse]]:
         target = str(equation.params.get("target_name", ""))
         if not target.startswith(_OURS):
             continue
-        attributes = dict(equation.params["attributes"])
-        name = attributes.get("table")
+        name = dict(equation.params.get("attributes", ())).get("table")  # the calls of bags have none
         if not name:
             targets.add(target)
             continue

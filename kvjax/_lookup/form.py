@@ -25,12 +25,14 @@ class Form:
 
     Args:
       name: for JAX.
-      derivatives: the call of the derivative by each operand, in the order above: a function of the number of bags, the
-        ids, what else there is that says where rows belong, and the other operands.
+      derivatives: of each operand, in the order above, the derivative by it: the target that it calls, "" for none, and
+        a function of the number of bags, the ids, what else there is that says where rows belong, and the other
+        operands.
     """
 
-    def __init__(self, name: str, derivatives: Mapping[Operand, Callable[..., jax.Array]]) -> None:
-        self._derivatives, self._operands = derivatives, tuple(derivatives)
+    def __init__(self, name: str, derivatives: Mapping[Operand, tuple[str, Callable[..., jax.Array]]]) -> None:
+        self._derivatives = derivatives
+        self._operands: tuple[Operand, ...] = tuple(derivatives)
         self._p = Primitive(name)
         self._p.def_impl(self._call)
         self._p.def_abstract_eval(self._abstract)
@@ -47,12 +49,15 @@ class Form:
           bags: how many there are.
           operands: ids and the like, int32, then the operands but that one, float32.
         """
-        return self._p.bind(*(varying_like(x, *operands) for x in operands), by=by, bags=bags)
+        return self._bind(by, bags, *(varying_like(x, *operands) for x in operands))
 
-    def _call(self, *operands: jax.Array, by: Operand, bags: int) -> jax.Array:
-        return self._derivatives[by](bags, *operands)
+    def _bind(self, by: Operand, bags: int, *operands: Any) -> jax.Array:
+        return self._p.bind(*operands, by=by, bags=bags, target_name=self._derivatives[by][0])
 
-    def _abstract(self, ids: Any, *others: Any, by: Operand, bags: int) -> Any:
+    def _call(self, *operands: jax.Array, by: Operand, bags: int, target_name: str) -> jax.Array:
+        return self._derivatives[by][1](bags, *operands)
+
+    def _abstract(self, ids: Any, *others: Any, by: Operand, bags: int, target_name: str) -> Any:
         like = ids if by == "weights" else others[-1]  # an array of as many axes, rows or bags, on the same devices
         return like.update(shape=_shape(by, ids.shape[0], bags, like.shape[1:]), dtype=jnp.dtype(jnp.float32))
 
@@ -64,23 +69,25 @@ class Form:
                 tangent = ad.add_tangents(tangent, self._p.bind(*primals[:i], moved, *primals[i + 1 :], **which))
         return value, tangent
 
-    def _transpose(self, cotangent: Any, *operands: Any, by: Operand, bags: int) -> list[Any]:
+    def _transpose(self, cotangent: Any, *operands: Any, by: Operand, bags: int, **_: str) -> list[Any]:
         (place,) = (i for i, x in enumerate(operands) if ad.is_undefined_primal(x))
         places = len(operands) - len(self._operands) + 1
-        given = dict(zip([name for name in self._operands if name != by], operands[places:], strict=True))
-        wanted = list(given)[place - places]
-        given[by] = cotangent
+        names: list[Operand] = [name for name in self._operands if name != by]
+        wanted = names[place - places]
+        given: dict[Operand, Any] = {by: cotangent, **dict(zip(names, operands[places:], strict=True))}
         others = [given[name] for name in self._operands if name != wanted]
         result: list[Any] = [None] * len(operands)
         if not isinstance(cotangent, ad.Zero):
-            result[place] = self._p.bind(*operands[:places], *others, by=wanted, bags=bags)
+            result[place] = self._bind(wanted, bags, *operands[:places], *others)
         return result
 
-    def _batch(self, operands: Sequence[Any], axes: Sequence[Any], *, by: Operand, bags: int) -> tuple[jax.Array, int]:
+    def _batch(
+        self, operands: Sequence[Any], axes: Sequence[Any], *, by: Operand, bags: int, **_: str
+    ) -> tuple[jax.Array, int]:
         size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
         ids, *others = (batching.bdim_at_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
         n = ids.shape[1]
-        if size * max(n, bags) >= _INT32:
+        if isinstance(size, int) and any(isinstance(x, int) and size * x >= _INT32 for x in (n, bags)):
             raise ValueError(
                 f"kvjax: bags under vmap: want fewer than 2**31 keys and bags in all examples, got {size} examples of "
                 f"{n} keys and {bags} bags; map over fewer examples at a time, for instance by jax.lax.map"
@@ -88,8 +95,8 @@ class Form:
         ids = jnp.where((ids >= 0) & (ids < bags), ids + _first(size, bags), -1)
         # Positions of rows, of each column of the bags.
         others = [jnp.where(x < 0, -1, x + _first(size, n)[..., None]) if x.dtype == jnp.int32 else x for x in others]
-        flat = [x.reshape(-1, *x.shape[2:]) if size else x.reshape(0, *x.shape[2:]) for x in (ids, *others)]
-        made = self._p.bind(*flat, by=by, bags=size * bags)
+        flat = [x.reshape(size * x.shape[1], *x.shape[2:]) for x in (ids, *others)]
+        made = self._bind(by, size * bags, *flat)
         return made.reshape(size, *_shape(by, n, bags, made.shape[1:])), 0
 
 

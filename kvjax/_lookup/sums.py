@@ -26,14 +26,20 @@ def _taken(bags: int, ids: jax.Array, positions: jax.Array, rows: jax.Array) -> 
 _WEIGHTED = Form(
     "kvjax_weighted_bags",
     {
-        "weights": lambda bags, *operands: bag_ops.bag_dot(*operands),
-        "rows": lambda bags, *operands: bag_ops.bag_expand(*operands),
-        "bags": bag_ops.bag_sum,
+        "weights": ("kvjax_bag_dot", lambda bags, *operands: bag_ops.bag_dot(*operands)),
+        "rows": ("kvjax_bag_expand", lambda bags, *operands: bag_ops.bag_expand(*operands)),
+        "bags": ("kvjax_bag_sum", bag_ops.bag_sum),
     },
 )
 
 # Of rows at certain positions.
-_PLACED = Form("kvjax_placed_bags", {"rows": lambda bags, *operands: bag_ops.bag_place(*operands), "bags": _taken})
+_PLACED = Form(
+    "kvjax_placed_bags",
+    {
+        "rows": ("kvjax_bag_place", lambda bags, *operands: bag_ops.bag_place(*operands)),
+        "bags": ("", _taken),
+    },
+)
 
 
 def _bag_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> jax.Array:

@@ -237,6 +237,9 @@ def test_what_a_program_compiles_goes_with_it(table):
 LOOKUPS = {
     "bags of lengths": lambda table, keys: kvjax.lookup_bag(table, keys, lengths=jnp.ones(keys.shape, jnp.int32)),
     "padded bags": lambda table, keys: kvjax.lookup_bag(table, keys.reshape(-1, 1), pad_id=7, combiner="max"),
+    "bags of each": lambda table, keys: jax.vmap(
+        lambda key: kvjax.lookup_bag(table, key[None], segment_ids=[0], num_segments=2, combiner="sum")
+    )(keys),
     "features": lambda table, keys: kvjax.lookup_many({"a": (table, keys), "b": (table, keys.salted(1))}),
     "equal keys": lambda table, keys: (keys == kvjax.keys(7), keys[:, None] == keys),
     "counts": lambda table, keys: table.frequency(keys),
