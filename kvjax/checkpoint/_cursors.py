@@ -94,12 +94,9 @@ def check_not_at(place: AnyPath, name: str) -> None:
       CheckpointError: the delta builds on that.
     """
     there = set(Catalog(place).digests)
-    for key, at in PROCESS.cursors.items():
-        if not isinstance(key, tuple) or key[0] != name:
-            continue
-        if at.checkpoint in there or any(
-            is_same(place, base) for base in at.places if place.exists() and base.exists()
-        ):
+    for at in [at for key, at in list(PROCESS.cursors.items()) if isinstance(key, tuple) and key[0] == name]:
+        bases = [base for base in at.places if base.exists()] if place.exists() else []
+        if at.checkpoint in there or any(is_same(place, base) for base in bases):
             raise CheckpointError(
                 f"kvjax: save: want another path than that of what a delta since {name!r} builds on, got {place}; give "
                 f"another path, or save the tables whole, with cursor={name!r}"
