@@ -2,7 +2,7 @@
 
 Reads have no side effect, so that JAX may repeat, merge or drop them; a write is done once, if its result is used
 (`as_value`). Neither is ordered by that: what orders calls is the version operand. Under vmap a lookup takes its extra
-axes as they are, bags are made one call (`kvjax._lookup.form`), and ops on a whole batch run once per example.
+axes as they are, sums of bags are one call (`kvjax._lookup.form`), and ops on a whole batch run once per example.
 """
 
 from __future__ import annotations

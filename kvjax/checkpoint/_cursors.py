@@ -87,14 +87,16 @@ def cursor_at(name: str, tables: Mapping[str, Table]) -> Cursor:
     return found
 
 
-def check_not_at(place: AnyPath, name: str) -> None:
-    """Whether a delta since a cursor may take the place of what is there.
+def check_not_at(place: AnyPath, name: str, tables: Mapping[str, Table]) -> None:
+    """Whether a delta of tables since a cursor may take the place of what is there.
 
     Raises:
       CheckpointError: the delta builds on that.
     """
     there = set(Catalog(place).digests)
-    for at in [at for key, at in list(PROCESS.cursors.items()) if isinstance(key, tuple) and key[0] == name]:
+    for key, at in list(PROCESS.cursors.items()):
+        if not isinstance(key, tuple) or key[0] != name or not {*key[1]} <= {*tables}:
+            continue
         bases = [base for base in at.places if base.exists()] if place.exists() else []
         if at.checkpoint in there or any(is_same(place, base) for base in bases):
             raise CheckpointError(
@@ -190,7 +192,8 @@ def put(name: str, tables: Mapping[str, Table], chain: Chain, digest: str) -> No
     """Puts a cursor at a checkpoint from which tables have been restored just now."""
     marks: Marks = {saved: (table, open_cursor(table)) for saved, table in tables.items()}
     key = key_of(name, tables)
-    _put(Cursor(key, digest, marks, places=(chain.catalog.directory, *chain.given)), key)
+    bases = dict.fromkeys(link.catalog.directory for saved in tables for link in chain.links(saved))
+    _put(Cursor(key, digest, marks, places=(*bases, chain.catalog.directory, *chain.given)), key)
 
 
 def _put(cursor: Cursor, of: Key) -> None:

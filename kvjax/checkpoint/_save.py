@@ -102,7 +102,7 @@ def save(
 
     def begin_it() -> None:
         if since is not None and overwrite:
-            check_not_at(new.target, since)
+            check_not_at(new.target, since, given)
         begin(new, overwrite, "save", over_base=True)
 
     def finish() -> str:

@@ -15,8 +15,10 @@ from kvjax._formats.paths import PathLike, local
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.missing import Missing
+from kvjax._values.names import is_name
 from kvjax.serving._contents import RowsLike, row_of, with_contents
 from kvjax.serving._format import MappedFile, check, finding, identity_of, read
+from kvjax.serving._info import SUFFIX
 from kvjax.serving._reads import FrozenReads, IdsLike
 from kvjax.serving._write import write_again, write_changes, write_whole
 
@@ -127,7 +129,8 @@ class FrozenTable(FrozenReads):
             options = {"quantise": quantise, "missing": missing, "prune": prune}
             write_again(place, source, source._mapped, options)
             return cls.open(place)
-        mine = unquote(place.stem)
+        mine = unquote(place.name.removesuffix(SUFFIX))
+        mine = mine if is_name(mine) else "frozen"
         with_contents(source, name, mine, prune, base, lambda contents: write_whole(place, contents, quantise, missing))
         return cls.open(place)
 

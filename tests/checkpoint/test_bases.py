@@ -249,6 +249,13 @@ def test_a_delta_does_not_replace_what_it_builds_on(chain, folder):
         ):
             save(folder / place, {"t": chain}, since="c", overwrite=True)
     assert files(folder) == whole
+    restore(folder / "2", {"t": chain}, cursor="new")  # as a new process has it
+    for place in ("2", "1", "0"):
+        with pytest.raises(CheckpointError, match=f"what a delta since 'new' .*/{place}; "):
+            save(folder / place, {"t": chain.refresh()}, since="new", overwrite=True)
+    chain = chain.refresh()
+    restore(folder / "2", {"t": chain}, cursor="c")
+    chain = chain.refresh()
     save(folder / "3", {"t": chain}, since="c")
     assert len(restore(folder / "3", {"t": chain})["t"]) == 9
 
