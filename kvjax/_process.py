@@ -33,6 +33,8 @@ class Process:
     Attributes:
       lock: for the dicts alone, and what must change together with them: a sink may ask for tables while another call
         waits for its table.
+      restoring: for a restore, from its last look at all of its tables until they are replaced, or what it has made
+        for them is gone.
       specs: what each live table is, by name.
       first_versions: the version of a table that is yet to be made, by name: behind those of one that was dropped, in
         whatever backend, so that its handles stay stale.
@@ -56,6 +58,7 @@ class Process:
 
     def __init__(self):
         self.lock = threading.RLock()
+        self.restoring = threading.RLock()
         self.specs: dict[str, Any] = {}
         self.first_versions: dict[str, int] = {}
         self.births: dict[str, int] = {}
@@ -76,7 +79,7 @@ class Process:
 
     def after_fork(self) -> None:
         """In a child: tables are of the process that made them. One that made none may have forked in time."""
-        self.lock = threading.RLock()  # a thread that is not here may have held it
+        self.lock, self.restoring = threading.RLock(), threading.RLock()  # a thread that is not here may have held them
         self.forked = self.forked or bool(self.specs)
         # Of programs that never end here, as JAX's threads are not there: the exit would wait for them for ever.
         self.started, self.met, self.said, self.keeps_refused = {}, set(), set(), False

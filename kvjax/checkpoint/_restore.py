@@ -123,7 +123,7 @@ class Restore:
 
         table = together(self.placement, self.name, "restore", live)
         self._ready = table.spec, version_on_host(table, "restore")
-        merge = self.how.merge and self.table is not None
+        merge = self.how.merge and self.made is None
         if self.drawn and not merge and not self.how.own_initializer and table.spec.seed != saved.meta["seed"]:
             spec = dataclasses.replace(table.spec, seed=saved.meta["seed"])
             replaced = prepare_move(table, spec, "restore", rows=saved.contents)
@@ -148,7 +148,7 @@ class Restore:
     def check(self) -> None:
         """Whether the table is still as `prepare` has found it, and so `commit` will do: nobody may write meanwhile."""
         spec, version = self._ready
-        if _versions(spec) != {version}:
+        if PROCESS.spec_of(spec.name) != spec or _versions(spec) != {version}:
             raise fail(
                 RuntimeError, spec.name, "restore", "a table that nobody writes meanwhile", "a write of another thread",
                 "wait for it, and begin again; no table has changed",

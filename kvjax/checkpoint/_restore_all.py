@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
+from kvjax._process import PROCESS
 from kvjax._sharded.processes import all_of, each_together, together
 from kvjax._spec.placement import Placement
 from kvjax._spec.sharding import placement_of
@@ -151,15 +152,23 @@ def restore_all(
     together(place, None, "restore", lambda: None, {"checkpoint": digest} | said)  # of two steps each may see another
     try:
         each_together(place, "restore", {name: each.processes for name, each in restores.items()}, one)
-        together(place, None, "restore", lambda: [each.check() for each in restores.values()])
+        with _alone():
+            together(place, None, "restore", lambda: [each.check() for each in restores.values()])
+            restored = {name: each.commit() for name, each in restores.items()}
     except BaseException:
-        for each in restores.values():
-            each.undo()
+        with _alone():
+            for each in restores.values():
+                each.undo()
         raise
-    restored = {name: each.commit() for name, each in restores.items()}
     if cursor is not None and digest is not None:
         put(cursor, restored, chain, digest)
     return restored
+
+
+def _alone() -> contextlib.AbstractContextManager[object]:
+    """No other thread's restore is between its last look and its end. Not where processes meet in between: their
+    threads could wait for one another."""
+    return PROCESS.restoring if jax.process_count() == 1 else contextlib.nullcontext()
 
 
 def _by_name(tables: Wanted) -> Mapping[str, Table | str | None] | None:

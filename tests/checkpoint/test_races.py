@@ -1,5 +1,8 @@
 """Restores of one table by several threads at once: one has it, and the others leave it to that."""
 
+import concurrent.futures
+import threading
+
 import numpy as np
 import pytest
 
@@ -53,3 +56,42 @@ def test_what_nobody_has_written_goes(saved):
     with pytest.raises(CheckpointError):
         restore(saved)
     assert "t" not in kvjax.tables()
+
+
+def test_what_has_gone_meanwhile_is_no_table_to_restore_into(saved):
+    """Of two, the first made the table, failed, and took it away again before the other looked for the last time."""
+    one, other = begun(saved), begun(saved)
+    one.undo()
+    with pytest.raises(RuntimeError, match="table 't', restore: want a table that nobody writes meanwhile"):
+        other.check()
+    other.undo()
+    assert "t" not in kvjax.tables()
+
+
+def test_a_merge_keeps_what_another_has_written(saved):
+    one = Restore(Chain(saved), "t", None, RestoreOptions(merge=True))
+    one.open()
+    restore(saved)["t"].upsert([99], np.ones((1, 2)))
+    one.prepare()
+    one.check()
+    assert one.commit().export().keys.tolist().count(99) == 1 and len(kvjax.tables()["t"]) == 6
+
+
+def test_threads_restore_all_tables_or_none(make, tmp_path):
+    """Whoever gives a table back has it, and all of the others'."""
+    names = ["a", "b"]
+    save(tmp_path / "two", {name: make(2).upsert(np.arange(9), np.ones((9, 2))) for name in names})
+    waits = threading.Barrier(3)
+
+    def begin():
+        waits.wait()
+        return restore(tmp_path / "two")
+
+    for _ in range(15):
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            calls = [pool.submit(begin) for _ in range(3)]
+            ended = [call.exception() for call in calls]
+        assert None in ended and all(isinstance(error, (RuntimeError, type(None))) for error in ended), ended
+        for name in names:
+            assert len(kvjax.tables()[name]) == 9
+            kvjax.drop_table(name)
