@@ -27,6 +27,10 @@ class TableUse:
     dtype: str
     seed: int | None
 
+    def __str__(self) -> str:
+        made = "" if self.seed is None else f", and seed {self.seed} of the function that makes its initial rows"
+        return f"a table with dim {self.dim}, dtype {self.dtype}{made}"
+
     @classmethod
     def of(cls, spec: Any) -> TableUse:
         return cls(spec.dim, spec.dtype, spec.seed if spec.generated else None)
@@ -100,5 +104,5 @@ def check(uses: dict[str, TableUse], tables: dict[str, Table], op: str) -> None:
         if found != use or tables[name].spec.placement is not None:
             got = f"{found}" if found != use else "one over a mesh"
             raise fail(
-                ValueError, name, op, f"{use} in one place", got, "restore the table that the program was made for"
+                ValueError, name, op, f"{use}, in one place", got, "restore the table that the program was made for"
             )

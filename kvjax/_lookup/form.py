@@ -47,7 +47,8 @@ class Form:
         Args:
           by: the operand.
           bags: how many there are.
-          operands: ids and the like, int32, then the operands but that one, float32.
+          operands: the ids of bags and what else says where rows belong, int32, then the operands but that one,
+            float32.
         """
         return self._bind(by, bags, *(varying_like(x, *operands) for x in operands))
 
@@ -89,8 +90,8 @@ class Form:
         n = ids.shape[1]
         if isinstance(size, int) and any(isinstance(x, int) and size * x >= _INT32 for x in (n, bags)):
             raise ValueError(
-                f"kvjax: bags under vmap: want fewer than 2**31 keys and bags in all examples, got {size} examples of "
-                f"{n} keys and {bags} bags; map over fewer examples at a time, for instance by jax.lax.map"
+                f"kvjax: lookup_bag under vmap: want fewer than 2**31 keys and bags in all examples, got {size} "
+                f"examples of {n} keys and {bags} bags; map over fewer examples at a time, for instance by jax.lax.map"
             )
         ids = jnp.where((ids >= 0) & (ids < bags), ids + _first(size, bags), -1)
         # Positions of rows, of each column of the bags.

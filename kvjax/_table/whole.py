@@ -117,7 +117,8 @@ class Whole(Handle):
         In several processes, each exports the rows of its own shards.
 
         Args:
-          prune: `kvjax.Prune`, or a function from the export to ``(n,)`` bool, true for rows to keep.
+          prune: `kvjax.Prune`, or a function from the export to ``(n,)`` bool, true for rows to keep. The row that
+            unadmitted keys share is always kept.
           dry_run: only count. The table is copied for that, too; `kvjax.checkpoint.prune` with ``out=None`` counts the
             rows of a checkpoint, a few at a time.
           slots: whether to export the optimizer's slots too.

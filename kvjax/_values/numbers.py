@@ -7,7 +7,8 @@ import numpy as np
 
 
 def is_integer(x: Any) -> bool:
-    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+    """NumPy's times are of its integers, but no numbers."""
+    return isinstance(x, (int, np.integer)) and not isinstance(x, (bool, np.timedelta64))
 
 
 def integer_in(least: int, most: int) -> Callable[[Any], bool]:
@@ -17,6 +18,4 @@ def integer_in(least: int, most: int) -> Callable[[Any], bool]:
 
 def is_real(x: Any) -> bool:
     """A finite number."""
-    return (
-        isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool) and bool(abs(x) < float("inf"))
-    )
+    return is_integer(x) or (isinstance(x, (float, np.floating)) and bool(abs(x) < float("inf")))

@@ -56,6 +56,8 @@ class PruneReport:
 class Prune:
     """Which rows an export leaves out. A row is kept if it passes every test that is set.
 
+    The row that unadmitted keys share (``unadmitted=`` of an admission) is kept, too, by all that know the table.
+
     Attributes:
       min_frequency: keep rows whose keys occurred at least so often.
       max_age: keep rows written within so many steps of the table's last step.

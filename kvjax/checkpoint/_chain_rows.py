@@ -69,6 +69,13 @@ class ChainRows:
         """How many there are; as `offsets`."""
         return int(self.offsets[-1])
 
+    @property
+    def shared_key(self) -> int | None:
+        """The key whose row unadmitted keys share; None if they share none."""
+        admit = self.meta.get("options", {}).get("admit")
+        key = None if admit is None else admit.get("unadmitted")
+        return key if type(key) is int else None
+
     def between(self, first: int, last: int, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """The columns of the rows of the buckets first..last - 1, sorted by (bucket, key).
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from kvjax._formats.atomic import NewFolder, NewInStore, new_folder, saying
@@ -12,7 +13,7 @@ from kvjax.checkpoint._built_on import built_on, listed
 from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._files import is_same
-from kvjax.checkpoint._format import META, CheckpointError
+from kvjax.checkpoint._format import META, POOL, SHARDS, CheckpointError
 from kvjax.checkpoint._locate import is_checkpoint, is_table_folder, is_unfinished
 
 
@@ -101,7 +102,7 @@ def check_free(target: AnyPath, overwrite: bool, op: str, source: Chain | None =
             f"kvjax: {op}: want a checkpoint to replace, or nothing, got {target}, which is something else; give "
             "another path, or delete that first"
         )
-    others = sorted(path.name for path in target.iterdir() if path.name != META and not is_table_folder(path))
+    others = sorted(_foreign(target))
     if others:
         raise CheckpointError(
             f"kvjax: {op}: want a folder with a checkpoint alone to replace, got {target}, in which there is "
@@ -112,6 +113,18 @@ def check_free(target: AnyPath, overwrite: bool, op: str, source: Chain | None =
             f"kvjax: {op}: want to replace a checkpoint that no other builds on, got {target}: {listed(builders)} "
             "on it, and would not restore any more; give another path"
         )
+
+
+def _foreign(checkpoint: Path) -> Iterator[str]:
+    """What is in the folder of a checkpoint, or of one of its tables, and is none of its own."""
+    for path in checkpoint.iterdir():
+        if is_table_folder(path):
+            inside = (each.name for each in path.iterdir())
+            yield from (
+                f"{path.name}/{name}" for name in inside if name not in (META, POOL) and not fnmatch(name, SHARDS)
+            )
+        elif path.name != META:
+            yield path.name
 
 
 def check_outside(target: AnyPath, op: str) -> None:

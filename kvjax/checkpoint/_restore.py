@@ -256,7 +256,7 @@ def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[s
         mend = f"make it as it was saved, or kvjax.drop_table({spec.name!r}) first, and {restored} makes it"
         if want.keys() == {"dtype"}:
             mend = f"give dtype={spec.dtype!r} to convert the rows, or {mend}"
-        if want.keys() & {"seed", "initializer"}:
+        if want.keys() <= {"seed", "initializer"}:
             mend += "; own_initializer=True keeps its own, so that keys without a row read as other rows than before"
         raise fail(
             ValueError, spec.name, "restore",

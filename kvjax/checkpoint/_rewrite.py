@@ -17,7 +17,6 @@ from kvjax.checkpoint._format import FORMAT
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import check_free, new_checkpoint
 from kvjax.checkpoint._prune import kept
-from kvjax.checkpoint._rules import shared_key
 from kvjax.checkpoint._write_shard import write_shard
 
 
@@ -107,8 +106,8 @@ def prune(
         for name in chain.names if tables is None else tables:
             rows = ChainRows(chain, name)
             rows.check_sizes()
-            shared = shared_key(rows.meta.get("options", {}).get("admit"))
-            keeps[name], reports[name] = kept(rows.source(), rule_for(prune, name, rows.meta["key_dtype"], shared))
+            rule = rule_for(prune, name, rows.meta["key_dtype"], rows.shared_key)
+            keeps[name], reports[name] = kept(rows.source(), rule)
         if target is not None:
             _rewrite("prune", chain, target, overwrite, keeps)
         return reports

@@ -20,7 +20,6 @@ from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import check_outside
 from kvjax.checkpoint._prune import kept
-from kvjax.checkpoint._rules import shared_key
 from kvjax.convert._files import FORMATS
 
 
@@ -104,8 +103,7 @@ def export_checkpoint(
     def body(chain: Chain) -> ExportReport:
         rows = ChainRows(chain, only_table(chain, table))
         rows.check_sizes()
-        shared = shared_key(rows.meta.get("options", {}).get("admit"))
-        rule = None if prune is None else rule_for(prune, rows.name, rows.meta["key_dtype"], shared)
+        rule = None if prune is None else rule_for(prune, rows.name, rows.meta["key_dtype"], rows.shared_key)
         return _export(rows.name, rows.source(progress), path, kind, quantise, slots, rule, partitions)
 
     return unreplaced(checkpoint, base, "export", body)

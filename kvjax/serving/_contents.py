@@ -118,7 +118,7 @@ def no_initial(name: str, op: str = "lookup") -> Exception:
 
 
 def with_contents(
-    source: Any, name: str | None, file: str, prune: PruneLike | None, base: Any, write: Callable[[Contents], T]
+    source: Any, name: str | None, default_name: str, prune: PruneLike | None, base: Any, write: Callable[[Contents], T]
 ) -> T:
     """What `write` gives of what a table, an export or a checkpoint holds, pruned. It is asked again if another
     checkpoint takes the place of one that it reads.
@@ -141,11 +141,13 @@ def with_contents(
         return unreplaced(folder, base, "write", body)
     if isinstance(source, Exported):
         unsigned = source.keys.dtype.kind == "u"
-        return write(_in_memory(name or file, source, prune, "uint64" if unsigned else "int64", None, None, None))
+        return write(
+            _in_memory(name or default_name, source, prune, "uint64" if unsigned else "int64", None, None, None)
+        )
     if hasattr(source, "spec") and hasattr(source, "export"):
         return write(_of_table(source, prune))
     raise fail(
-        TypeError, name or file, "write", "a kvjax.Table, what table.export() gives, a FrozenTable, or "
+        TypeError, name or default_name, "write", "a kvjax.Table, what table.export() gives, a FrozenTable, or "
         "the folder of a checkpoint's tables", type(source).__name__, "give one of these",
     )  # fmt: skip
 

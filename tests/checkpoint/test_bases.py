@@ -275,3 +275,8 @@ def test_nothing_is_saved_into_a_checkpoint_or_over_what_is_in_its_folder(chain,
         with pytest.raises(CheckpointError, match=r"a checkpoint alone to replace, got .*/2, .* '1', 'notes.txt', too"):
             call()
     assert files(folder) == whole
+    (folder / "1/t/notes.txt").write_text("mine")
+    with pytest.raises(
+        CheckpointError, match=r"a checkpoint alone to replace, got .*/1, in which there is 't/notes.txt'"
+    ):
+        save(folder / "1", {"t": chain}, overwrite=True)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import kvjax
 from kvjax import evict
@@ -38,10 +39,13 @@ def test_steps_of_any_size_are_whole_and_the_greatest_stays(make):
 
 
 def test_what_a_step_may_be(make):
-    """A NumPy array is as whole as its number: JAX would cut this one to 0."""
+    """A NumPy array is as whole as its number, in a variable, too: JAX would cut these to 0 and 1."""
     table = write(make(2), [1], np.array(2**40))
     assert table.stats().last_step == 2**40
-    for step, got in [("x", "<U1"), (1.5, "float32"), (np.array([1]), r"\(1,\)"), (True, "bool")]:
+    table = write(table, [1], nnx.Variable(np.array(2**40 + 1)))
+    assert table.stats().last_step == 2**40 + 1
+    no_steps = [("x", "<U1"), (1.5, "float32"), (np.array([1]), r"\(1,\)"), (True, "bool")]
+    for step, got in [*no_steps, (np.timedelta64(3, "s"), r"timedelta64\[s\]")]:
         with pytest.raises(TypeError, match=rf"apply: want an integer step \(\), got .*{got}"):
             write(table, [2], step)
     assert table.size() == 1
