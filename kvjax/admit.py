@@ -7,7 +7,7 @@ A gradient trains the row that it was taken at. So if keys without a row do not 
 (``unadmitted`` is not "init"), a key reads as its initial row as soon as one more occurrence would admit it, in
 training and in evaluation, and the step with that occurrence admits it. The occurrences of a step then count from the
 next step on, and the first row that is ever trained is the initial one. `Table.frequency` of a waiting key is its
-count.
+count. That of a row which unadmitted keys share counts the occurrences of all of them.
 
 Rows made by hand (`Table.upsert`, `Table.lookup_or_insert`, ...) need no admission.
 
@@ -52,7 +52,7 @@ class MinCount:
     end of a window, the keys that have not occurred in it are forgotten, and start from 0 if they come back.
 
     Attributes:
-      count: occurrences, k >= 1; with ``count="batch"`` of the table, steps in which the key occurs.
+      count: occurrences, 1 <= k < 2**30 - 2; with ``count="batch"`` of the table, steps in which the key occurs.
       unadmitted: what a key without a row reads as: "init" (its initial row), "zeros", or a key, whose row all
         unadmitted keys share and train. `Table.pin` keeps that row from eviction.
       max_age: steps of a window: a key is forgotten after at least this many and less than twice as many steps without
@@ -81,14 +81,13 @@ class MinCount:
     max_waiting: int | None = None
 
     def __post_init__(self) -> None:
-        _check(is_integer(self.count) and 1 <= self.count < 2**32 - 1, "MinCount", "an integer count >= 1", self.count)
-        few = self.count < 2**30 - 2 or (self.max_age is None and self.max_waiting is None)
-        _check(few, "MinCount", "a count below 2**30 - 2 beside max_age or max_waiting", self.count)
+        good = is_integer(self.count) and 1 <= self.count < 2**30 - 2  # the rest of a word are marks
+        _check(good, "MinCount", "an integer count >= 1 and below 2**30 - 2", self.count)
         _check_unadmitted("MinCount", self.unadmitted)
         for name in ("max_age", "max_waiting"):
             value = getattr(self, name)
             good = value is None or (is_integer(value) and 1 <= value < 2**63)
-            _check(good, "MinCount", f"an integer {name} >= 1, or None", value)
+            _check(good, "MinCount", f"an integer {name} >= 1 and below 2**63, or None", value)
 
     def own_options(self) -> dict[str, Any]:
         forgets = {"max_age": int(self.max_age or 0), "max_waiting": int(self.max_waiting or 0)}

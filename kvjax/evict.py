@@ -114,13 +114,14 @@ class Every:
 
     def __post_init__(self) -> None:
         _policy(self.policy)
-        _check(is_integer(self.steps) and 1 <= self.steps < 2**63, "every", "an integer of steps >= 1", self.steps)
+        good = is_integer(self.steps) and 1 <= self.steps < 2**63
+        _check(good, "every", "an integer of steps >= 1 and below 2**63", self.steps)
         object.__setattr__(self, "steps", int(self.steps))
 
     def __and__(self, other: Any = None) -> Policy:
         return _policy(self)  # raises
 
-    __rand__ = __or__ = __ror__ = __invert__ = __and__
+    every = __rand__ = __or__ = __ror__ = __invert__ = __and__
 
     def __repr__(self) -> str:
         inner = f"({self.policy!r})" if isinstance(self.policy, (_Both, _Not)) else repr(self.policy)
@@ -159,7 +160,8 @@ class MaxAge(_Leaf):
     steps: int
 
     def __post_init__(self) -> None:
-        _check(is_integer(self.steps) and 0 <= self.steps < 2**63, "MaxAge", "an integer of steps >= 0", self.steps)
+        good = is_integer(self.steps) and 0 <= self.steps < 2**63
+        _check(good, "MaxAge", "an integer of steps >= 0 and below 2**63", self.steps)
 
     def formula(self) -> str:
         return f"max_age:{int(self.steps)}"
@@ -181,7 +183,8 @@ class MinFrequency(_Leaf):
     count: int
 
     def __post_init__(self) -> None:
-        _check(is_integer(self.count) and 0 <= self.count < 2**63, "MinFrequency", "an integer count >= 0", self.count)
+        good = is_integer(self.count) and 0 <= self.count < 2**63
+        _check(good, "MinFrequency", "an integer count >= 0 and below 2**63", self.count)
 
     def formula(self) -> str:
         return f"min_frequency:{int(self.count)}"

@@ -15,7 +15,6 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import os
@@ -24,6 +23,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from kvjax._formats.paths import local
+from kvjax._values.callables import misfit_of
 from kvjax._values.numbers import is_integer
 from kvjax.ffi import DEVICE, HOST, on_device
 
@@ -122,8 +122,8 @@ class Engine(Protocol):
 
     A key has up to two rows: its "values" ``(dim,)`` of the table's dtype, and once an optimizer with slots has trained
     it, its "slots" ``(bytes,)`` uint8. The keys of a call are distinct. The table calls these methods one at a time,
-    from any thread. They must not call the table or JAX. An exception that they raise becomes the cause of kvjax's
-    error.
+    from any thread. They must not call the table or JAX. kvjax's errors quote an exception that they raise; the error
+    of a write outside of ``jit``, and of `kvjax.commit`, also has it as its ``__cause__``.
 
     Example:
       >>> import kvjax, numpy as np
@@ -186,8 +186,9 @@ class External:
     directly. Each call waits for the engine. Eviction by ``MinNorm`` and by scores, and exports, read all rows.
 
     If the engine fails to return rows, the call is an error and changes nothing. If it fails to store rows, they stay
-    in memory, with a warning. The next write tries to store them again first, and is an error if that fails. So a table
-    is whole at any time. Rows from `Table.load` or a restore are put by the next call.
+    in memory, with a warning; if it fails to delete some, the table has them no longer, and the engine still may, which
+    another warning says. The next write tries that again first, and is an error if it fails. So a table is whole at any
+    time. Rows from `Table.load` or a restore are put by the next call.
 
     The engine is no checkpoint: the index is gone when the process ends, and a new table does not read what another one
     has put. Rows stay in the engine when the table is dropped, moved or made anew; rows that are removed, evicted or
@@ -212,16 +213,12 @@ class External:
                 "kvjax.storage.Engine"
             )
         for name in ("get", "put", "delete"):
-            own, wanted = getattr(self.engine, name), list(inspect.signature(getattr(Engine, name)).parameters)[1:]
-            with contextlib.suppress(ValueError):  # a callable without a signature
-                taken = inspect.signature(own)
-                try:
-                    taken.bind(*wanted)
-                except TypeError as error:
-                    raise TypeError(
-                        f"kvjax: storage.External: want an engine with {name}({', '.join(wanted)}), got "
-                        f"{name}{taken}: {error}; see kvjax.storage.Engine"
-                    ) from None
+            wanted = list(inspect.signature(getattr(Engine, name)).parameters)[1:]
+            if misfit := misfit_of(getattr(self.engine, name), wanted):
+                raise TypeError(
+                    f"kvjax: storage.External: want an engine with {name}({', '.join(wanted)}), got {name}{misfit}; "
+                    "see kvjax.storage.Engine"
+                )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, External) and other.engine is self.engine

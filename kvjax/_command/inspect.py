@@ -15,7 +15,7 @@ _QUANTILES = {"min": 0, "10%": 10, "median": 50, "90%": 90, "99%": 99, "max": 10
 
 def run(args: argparse.Namespace) -> int:
     """Prints them."""
-    folder, tables = tables_at(args.checkpoint, args.table, args.base)
+    folder, tables = tables_at(args.checkpoint, args.table, args.base, "inspect")
     about = [_about(table) for table in tables]
     if args.stats:
         with progress("reading rows", args.json):

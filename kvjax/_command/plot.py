@@ -89,7 +89,7 @@ def _growth(checkpoint: str, bases: Sequence[str]) -> dict[str, dict[int, int]]:
     lost: set[int] = set()
     for step, folders in steps_at(checkpoint):
         for folder in folders:
-            for table in tables_of(folder, bases):
+            for table in tables_of(folder, bases, "inspect"):
                 try:
                     out.setdefault(table.name, {})[step] = table.all_rows
                 except CheckpointError:

@@ -1,23 +1,23 @@
-"""Saved tables, by NumPy alone: what a checkpoint says of itself, and columns of its rows.
+"""Saved tables: what a checkpoint says of itself, and columns of its rows.
 
-Nothing is held against digests here: ``kvjax verify`` does that. Rows of formats before the present one, and of deltas,
-are read by kvjax.checkpoint.
+What it says is not held against digests: ``kvjax verify`` does that. Rows are read by kvjax.checkpoint, which does it,
+too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath
-from kvjax._formats.source import row_bytes
 from kvjax._values.errors import meant
+from kvjax._values.exported import ROW_COLUMNS
 from kvjax._values.prune import norms_of
-from kvjax._values.snapshot import column_types
+from kvjax._values.snapshot import concat, take
 from kvjax.checkpoint._fields import check_meta
 from kvjax.checkpoint._files import MOST_JSON, files_below, read, read_json, size_of
 from kvjax.checkpoint._format import (
@@ -26,12 +26,7 @@ from kvjax.checkpoint._format import (
     PACKED,
     UNLISTED,
     Damaged,
-    array_folder,
-    chunk_path,
-    chunk_rows,
     manifest_tables,
-    shard_folder,
-    shards_of,
     table_folder,
 )
 from kvjax.checkpoint._locate import locate, unlisted_tables
@@ -39,6 +34,7 @@ from kvjax.checkpoint._locate import locate, unlisted_tables
 if TYPE_CHECKING:
     from kvjax._formats.source import Source
 
+_BLOCK = 1 << 12  # rows
 _VERIFY = "kvjax verify says what is damaged"
 
 
@@ -49,14 +45,12 @@ class SavedTable:
       folder: of the table.
       meta: what kvjax.json says.
 
-    Attributes:
+      op: the operation, which errors name.
       bases: where to look for what a delta builds on, beside the folders next to it.
     """
 
-    bases: Sequence[str] = ()
-
-    def __init__(self, folder: AnyPath, meta: dict[str, Any]) -> None:
-        self.folder, self.meta = folder, meta
+    def __init__(self, folder: AnyPath, meta: dict[str, Any], op: str, bases: Sequence[str] | None = None) -> None:
+        self.folder, self.meta, self.bases, self._op = folder, meta, bases or (), op
         self.name, self.rows, self.last_step = str(meta["name"]), int(meta["rows"]), int(meta["last_step"])
 
     @property
@@ -69,109 +63,72 @@ class SavedTable:
         """How many there are, of a delta with those of what it builds on."""
         if "delta" not in self.meta:
             return self.rows
-        return self._source().num_rows
+        return self._source.num_rows
 
     def column(self, name: str) -> np.ndarray:
         """A column of all rows."""
-        parts = list(self.pieces(name))
+        parts = list(self._source.pieces(name))
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-    def pieces(self, name: str) -> Iterator[np.ndarray]:
-        """A column in pieces, shard by shard.
-
-        Raises:
-          FileError: a file of it is not there, or not whole.
-        """
-        if self.meta["format"] != FORMAT or "delta" in self.meta:
-            yield from self._source().pieces(name)
-            return
-        try:
-            meta, shards = self.meta, shards_of(self.meta)
-            dtype, shape = column_types(meta["dim"], np.dtype(meta["dtype"]), meta["key_dtype"], {})[name]
-            for i, shard in enumerate(shards):
-                folder = self.folder / shard_folder(i, len(shards)) / array_folder(name)
-                yield from _chunks(folder, dtype, (shard["rows"], *shape))
-        except (OSError, ValueError, OverflowError, KeyError, TypeError) as error:
-            want = f"the column {name!r} of the checkpoint"
-            raise FileError(self.folder, want, f"none ({error})", _VERIFY) from error
 
     def norms(self) -> np.ndarray:
         """The Euclidean norm of each row, ``(rows,)`` float64."""
-        parts = [norms_of(piece) for piece in self.pieces("values")]
+        parts = [norms_of(piece) for piece in self._source.pieces("values")]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    def norms_at(self, rows: np.ndarray) -> np.ndarray:
-        """The norms of some rows, by their places ``(n,)``."""
-        out, start = np.zeros(len(rows)), 0
-        for piece in self.pieces("values"):
-            here = (rows >= start) & (rows < start + len(piece))
-            out[here] = norms_of(piece[rows[here] - start])
-            start += len(piece)
-        return out
+    def at(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The keys, frequencies, versions and values of some rows, by their places ``(n,)``. Only blocks that have one
+        of them are read."""
+        order = np.argsort(rows, kind="stable")
+        parts = [self._source.read(ROW_COLUMNS, 0, 0)]
+        for places in np.split(rows[order], np.flatnonzero(np.diff(rows[order] // _BLOCK)) + 1):
+            if len(places):
+                first = int(places[0])
+                parts.append(take(self._source.read(ROW_COLUMNS, first, int(places[-1]) + 1), places - first))
+        return take(concat(parts), np.argsort(order))
 
+    @functools.cached_property
     def _source(self) -> Source:
-        from kvjax.checkpoint._chain import Chain
+        from kvjax.checkpoint._chain import Chain  # and a library of hashes, which `kvjax inspect` does without
         from kvjax.checkpoint._chain_rows import ChainRows
 
-        return ChainRows(Chain(self.folder.parent, self.bases, "read"), self.name).source()
+        return ChainRows(Chain(self.folder.parent, self.bases, self._op), self.name).source()
 
 
-def _chunks(folder: AnyPath, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    n = chunk_rows(dtype, shape)
-    for start in range(0, shape[0], n):
-        path = folder / chunk_path(start // n, shape)
-        size = n * row_bytes((dtype, shape[1:]))
-        if not path.is_file() or size_of(path) != size:  # a FIFO would wait
-            raise Damaged(f"want {path} with {size} bytes, got another or none")
-        if isinstance(path, Path):
-            chunk = np.memmap(path, dtype, "r", shape=(n, *shape[1:]))  # what is not looked at is not read
-        else:
-            chunk = np.frombuffer(read(path, size), dtype).reshape(n, *shape[1:])
-        yield chunk[: shape[0] - start]
-
-
-def tables_at(
-    path: str, only: str | None = None, bases: Sequence[str] | None = None
-) -> tuple[AnyPath, list[SavedTable]]:
+def tables_at(path: str, only: str | None, bases: Sequence[str] | None, op: str) -> tuple[AnyPath, list[SavedTable]]:
     """The tables of the checkpoint at a path, and where that is.
 
     Args:
       path: of a checkpoint, an Orbax step, or a manager's root.
-      only: the name of one of them.
+      only: the name of one of them; None for all.
       bases: where to look for what a delta builds on.
+      op: the operation, which errors name.
 
     Raises:
       CheckpointError: there is no checkpoint.
       FileError: it has no such table, or one that it lists is not there.
     """
-    folder = locate(path)
+    folder = locate(path, op)
     folders = _table_folders(folder)
     if only is not None and only not in folders:
         names = list(folders)
         raise FileError(
             folder, "one of its tables", f"{only!r} of {names}", meant(only, names).strip() or "say another"
         )
-    tables = [_table(name, each) for name, each in folders.items() if only in (None, name)]
-    for table in tables:
-        table.bases = bases or ()
-    return folder, tables
+    return folder, [_table(name, each, op, bases) for name, each in folders.items() if only in (None, name)]
 
 
-def tables_of(folder: AnyPath, bases: Sequence[str] = ()) -> list[SavedTable]:
+def tables_of(folder: AnyPath, bases: Sequence[str], op: str) -> list[SavedTable]:
     """All tables of the checkpoint in a folder."""
-    tables = [_table(name, each) for name, each in _table_folders(folder).items()]
-    for table in tables:
-        table.bases = bases
-    return tables
+    return [_table(name, each, op, bases) for name, each in _table_folders(folder).items()]
 
 
-def table_at(path: str, name: str | None, bases: Sequence[str] | None = None) -> SavedTable:
+def table_at(path: str, name: str | None, bases: Sequence[str] | None, op: str) -> SavedTable:
     """The table of that name, or the only one.
 
     Raises:
       FileError: there is none, or there are several.
     """
-    folder, tables = tables_at(path, name, bases)
+    folder, tables = tables_at(path, name, bases, op)
     if len(tables) != 1:
         raise FileError(folder, "one table", f"{[table.name for table in tables]}", "say which: --table")
     return tables[0]
@@ -188,9 +145,9 @@ def _table_folders(folder: AnyPath) -> dict[str, AnyPath]:
     return {name: folder / table_folder(name) for name in sorted(tables)}
 
 
-def _table(name: str, folder: AnyPath) -> SavedTable:
+def _table(name: str, folder: AnyPath, op: str, bases: Sequence[str] | None) -> SavedTable:
     try:
-        return SavedTable(folder, check_meta(_said(folder / META), (FORMAT, PACKED, UNLISTED), name))
+        return SavedTable(folder, check_meta(_said(folder / META), (FORMAT, PACKED, UNLISTED), name), op, bases)
     except Damaged as error:
         raise FileError(folder / META, f"what the table {name!r} is", f"something else ({error})", _VERIFY) from error
 

@@ -61,6 +61,8 @@ def _text(path: PathLike, op: str) -> str:
     if not isinstance(anything, (str, bytes, os.PathLike)):
         raise TypeError(f"kvjax: {op}: want a path, got {type(anything).__name__}; give a string, or a pathlib.Path")
     text = os.fsdecode(cast("PathLike", anything))
+    if not text:
+        raise ValueError(f"kvjax: {op}: want a path, got an empty one; give '.' for the folder that the process is in")
     if "\0" in text:
         raise ValueError(f"kvjax: {op}: want a path, got {text!r}, which has a zero byte; give one without")
     return text

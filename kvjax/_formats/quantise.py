@@ -66,8 +66,12 @@ class Quantiser:
         self.rows = self._elements = 0
         self._largest, self._squares, self._cosine = 0.0, 0.0, 1.0
 
-    def encode(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def encode(self, rows: np.ndarray, keys: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
         """As `encode` does.
+
+        Args:
+          rows: as there.
+          keys: ``(n,)``, for errors.
 
         Raises:
           FileError: the dtype cannot hold an element; int8 none that is not finite.
@@ -78,9 +82,10 @@ class Quantiser:
         lost = ~finite if self.dtype == "int8" else finite & ~np.isfinite(stored)
         if lost.any():
             row, column = np.argwhere(lost)[0]
+            where = "a row" if keys is None else f"the row of key {keys[row]}"
             raise FileError(
-                self.what, f"rows that {self.dtype} can hold", f"{rows[row, column]} in row {self.rows + row}",
-                "choose another dtype, or mend the rows",
+                self.what, f"rows that {self.dtype} can hold", f"{rows[row, column]} in {where}",
+                "choose another dtype, or leave such rows out: kvjax.Prune(predicate=...)",
             )  # fmt: skip
         self.rows, self._elements = self.rows + len(rows), self._elements + rows.size
         if self.dtype != "float32":

@@ -43,10 +43,13 @@ def quantised(source: Source, dtype: Quantised, file: str) -> tuple[Source, Quan
         types[SCALES] = np.dtype(np.float32), ()
 
     def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
-        found = source.read(list(dict.fromkeys("values" if name == SCALES else name for name in names)), start, stop)
+        wanted = dict.fromkeys("values" if name == SCALES else name for name in names)
+        wanted |= dict.fromkeys(["keys"] if "values" in wanted and "keys" in source.types else [])
+        found = source.read(list(wanted), start, stop)
         if "values" in found:
             counts = quantiser if "values" in names else Quantiser(dtype, file)
-            codes, scales = counts.encode(to_float32(found["values"], f"file {os.fspath(file)!r}, write"))
+            rows = to_float32(found["values"], f"file {os.fspath(file)!r}, write")
+            codes, scales = counts.encode(rows, found.get("keys"))
             found["values"] = codes.view(stored)
             if scales is not None:
                 found[SCALES] = scales

@@ -21,11 +21,12 @@ def step_words(step: Any, table: str, op: str) -> jax.Array:
     """The step as the words ``(2,)`` of an int64; -1 stands for the step that the table takes by itself."""
     if step is None:
         return jnp.asarray(np.array([-1], np.int64).view(np.uint32))
-    if hasattr(step, "__jax_array__"):
-        step = step.__jax_array__()  # of a variable that has one of NumPy, NumPy's, which JAX would cut
-    if hasattr(step, "__array__") and not isinstance(step, jax.Array):
-        step = np.asarray(step)
-        step = step[()] if step.shape == () else step
+    if not isinstance(step, jax.Array):
+        if hasattr(step, "__jax_array__"):
+            step = step.__jax_array__()  # of a variable that has one of NumPy, NumPy's, which JAX would cut
+        if hasattr(step, "__array__") and not isinstance(step, jax.Array):
+            step = np.asarray(step)
+            step = step[()] if step.shape == () else step
     if is_integer(step):
         if not 0 <= step < 2**63:
             raise fail(ValueError, table, op, "a step of 0 or more", repr(step), "count steps from 0 or 1")

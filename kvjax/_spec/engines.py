@@ -36,11 +36,11 @@ class Calls:
     def put(self, column: Column, keys: np.ndarray, width: int, rows: np.ndarray) -> None:
         """Rows ``(n * width,)`` uint8."""
         shape, dtype = self._type(len(keys), column, width)
-        with PROCESS.calling_out(), self._refusing():
+        with PROCESS.calling_out(), _Refusing(self._spec.name, "takes rows", "they stay in memory"):
             self._engine.put(column, keys, rows.view(dtype).reshape(shape))
 
     def delete(self, keys: np.ndarray) -> None:
-        with PROCESS.calling_out(), self._refusing():
+        with PROCESS.calling_out(), _Refusing(self._spec.name, "deletes rows", "it may have them still"):
             self._engine.delete(keys)
 
     def _type(self, n: int, column: Column, width: int) -> tuple[tuple[int, int], np.dtype[Any]]:
@@ -48,22 +48,25 @@ class Calls:
             return (n, width), np.dtype(np.uint8)
         return (n, self._spec.dim), self._spec.row_dtype
 
-    def _refusing(self) -> _Refusing:
-        return _Refusing(self._spec.name)
-
 
 class _Refusing:
-    """Says once for each error what becomes of rows that an engine does not take; the call ends all the same."""
+    """Says once for each error what becomes of rows of which an engine takes no call. The table's ends all the same.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    Args:
+      name: of the table.
+      want: what the engine should have done.
+      then: what becomes of the rows.
+    """
+
+    def __init__(self, name: str, want: str, then: str) -> None:
+        self._name, self._want, self._then = name, want, then
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None:
             warnings.warn(
-                f"kvjax: table {self._name!r}, storage: want an engine that takes rows, got {type(error).__name__}: "
-                f"{error}; they stay in memory, and the next write tries again before it begins",
+                f"kvjax: table {self._name!r}, storage: want an engine that {self._want}, got "
+                f"{type(error).__name__}: {error}; {self._then}, and the next write tries again before it begins",
                 stacklevel=level_of_user(),
             )

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, wait
-from kvjax._values.behind import LAST_COLUMN, LAST_STEP, behind_in_words, can_be_behind, warn_behind
+from kvjax._values.behind import LAST_COLUMN, LAST_STEP, SWEEP, behind_in_words, can_be_behind, warn_behind
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.exported import Exported
 
@@ -39,21 +39,16 @@ def _may_be_behind(spec: TableSpec) -> bool:
     return PROCESS.caught_up.get(spec.name) != _trained(spec)
 
 
-def warn(table: Handle, op: str, rows: str = "may be behind") -> None:
-    """Says that a call reads rows as they are stored."""
-    warn_behind(table.name, op, rows)
-
-
 def warn_if_behind(table: Handle, op: str) -> None:
-    """The same where rows may be behind."""
+    """Says that a call, which reads rows as they are stored and takes no view, finds some that may be behind."""
     if may_be_behind(table):
-        warn(table, op)
+        warn_behind(table.name, op, mend=SWEEP)
 
 
 def warn_of_lookup(table: Handle) -> None:
     """The same for a lookup by no view and in no loss, which waits for nothing; in a program when it is traced."""
     if table.view is None and table.tape is None and not table.follows and _may_be_behind(table.spec):
-        warn(table, "lookup")
+        warn_behind(table.name, "lookup")
 
 
 def warn_of_write(table: Handle, op: str) -> None:
@@ -92,7 +87,7 @@ def _steps_since(spec: TableSpec, rows: Exported) -> int:
 def warn_if_found_behind(table: Handle, op: str, rows: Exported) -> None:
     """The same where rows are behind that a call has copied out, with slots."""
     if table.view is None and may_be_behind(table) and (found := found_behind(table, rows)):
-        warn(table, op, found)
+        warn_behind(table.name, op, found)
 
 
 def check_none_behind(table: Handle, op: str, slot_types: dict[str, str], rows: Exported) -> None:

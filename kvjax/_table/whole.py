@@ -26,6 +26,7 @@ from kvjax._table.stats import Stats, stats_of
 from kvjax._table.switch import same_slots, switched
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
+from kvjax._values.callables import misfit_of
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.numbers import is_integer
@@ -314,13 +315,13 @@ class Whole(Handle):
 
         Args:
           sink: called as ``sink(keys, values, slots, freqs, versions, reason)`` with the arrays of `Exported`, sorted
-            by (bucket, key), and the policy that chose the rows (or "restrict", or "capacity"). It runs inside the
-            write, on any thread, in batches of at most 65,536 rows, and must not call the table. If it raises, the
-            write fails and the table stays as it was; rows that the sink has already got may be sent again. None
-            removes the sink. For a sharded table it is called for each shard that loses rows, in the process of the
-            shard, and gets each row once, however many copies there are; if another shard refuses the write, the rows
-            stay. Shards wait for each other, and on the CPU, XLA ends a process in which they wait for a minute: a slow
-            sink should hand its work to a thread.
+            by (bucket, key), and the policy that chose the rows (or "restrict", or "capacity"). The slots of a row that
+            no optimizer has trained are zeros. It runs inside the write, on any thread, in batches of at most 65,536
+            rows, and must not call the table. If it raises, the write fails and the table stays as it was; rows that
+            the sink has already got may be sent again. None removes the sink. For a sharded table it is called for each
+            shard that loses rows, in the process of the shard, and gets each row once, however many copies there are;
+            if another shard refuses the write, the rows stay. Shards wait for each other, and on the CPU, XLA ends a
+            process in which they wait for a minute: a slow sink should hand its work to a thread.
 
         Returns:
           This handle.
@@ -335,6 +336,10 @@ class Whole(Handle):
         """
         if sink is not None and not callable(sink):
             raise fail(TypeError, self.name, "on_evict", "a function or None", repr(sink), "see Table.on_evict")
+        wanted = ("keys", "values", "slots", "freqs", "versions", "reason")
+        if sink is not None and (misfit := misfit_of(sink, wanted)):
+            want = f"a function of ({', '.join(wanted)})"
+            raise fail(TypeError, self.name, "on_evict", want, f"one of {misfit}", "see Table.on_evict")
         contents.set_sink(self, sink)
         return self
 

@@ -15,10 +15,9 @@ from kvjax._values.exported import SLOT
 
 LAST_STEP, _TYPE = "last_step", "int32[]"  # of `kvjax._training.catch_up.CatchUpRows`
 LAST_COLUMN = SLOT + LAST_STEP
-_MEND = (
-    "give it what kvjax.optax.caught_up(params, state, rows) returns, or write them with "
-    "kvjax.optax.sweep(params, state, rows) before"
-)
+SWEEP = "write them with kvjax.optax.sweep(params, state, rows) before"
+_MEND = f"give it what kvjax.optax.caught_up(params, state, rows) returns, or {SWEEP}"
+_SAVE = "save what caught_up returns, or, for a save with a cursor and for a delta, sweep(params, state, rows) before"
 
 
 def can_be_behind(slot_types: Mapping[str, str]) -> bool:
@@ -58,6 +57,19 @@ def warn_if_saved_behind(name: str, op: str, columns: Mapping[str, np.ndarray]) 
     """Says that a call takes rows that are behind from a checkpoint, without their slots."""
     last = columns.get(LAST_COLUMN)
     if last is not None and (found := behind_in_words(last, columns["has_slots"])):
-        warn_behind(
-            name, op, found, "save what caught_up returns, or restore the rows with their slots and their state"
-        )
+        warn_behind(name, op, found, f"{_SAVE}; or restore the rows with their slots and their state")
+
+
+def warn_if_left_behind(name: str, op: str, left: int, columns: Mapping[str, np.ndarray]) -> None:
+    """Says that a call leaves rows as they were before a delta, which may be behind by its steps.
+
+    Args:
+      name: of the table.
+      op: the operation.
+      left: how many rows it leaves.
+      columns: of the rows of the delta, as `warn_if_saved_behind` takes them.
+    """
+    if left:
+        warn_behind(name, op, f"may be behind ({left} that the delta leaves out)", _SAVE)
+    else:
+        warn_if_saved_behind(name, op, columns)

@@ -142,7 +142,7 @@ class Restore:
         if admit != meta.get("options", {}).get("admit"):  # whose counts would not be those of the checkpoint
             raise fail(
                 ValueError, spec.name, "restore", "a table with the admission that was saved beside cursor=",
-                f"{spec.admit}", "save it whole, with a cursor",
+                f"{spec.admit}", "restore without cursor=, and then save the table whole, with a cursor",
             )  # fmt: skip
 
     def check(self) -> None:

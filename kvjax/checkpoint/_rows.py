@@ -10,7 +10,7 @@ import numpy as np
 from kvjax._formats import source
 from kvjax._formats.source import ahead
 from kvjax._keys.buckets import buckets_of
-from kvjax._values.behind import can_be_behind, warn_behind
+from kvjax._values.behind import SWEEP, can_be_behind, warn_behind
 from kvjax._values.exported import SLOT, Exported
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import among
@@ -73,7 +73,7 @@ def rows(
 def warn_of_slots(found: ChainRows, slots: bool, op: str) -> None:
     """Says that a call leaves out the slots by which rows could catch up."""
     if not slots and can_be_behind(dict(found.meta["slots"])):
-        mend = "write them with kvjax.optax.sweep(params, state, rows) before the save, or take slots=True"
+        mend = f"{SWEEP} the save (a delta then has all rows), or take slots=True"
         warn_behind(found.name, op, mend=mend)
 
 

@@ -135,8 +135,9 @@ def sweep(params: T, state: PyTree, tx: TableTx) -> T:
     (`Table.evict`), `Table.upsert`, serving. Not inside ``jit``.
 
     It copies all rows of each table out and loads them again, which takes as long as `Table.export` and `Table.load`,
-    and as much memory as the table. So call it rarely. `Table.export` and checkpoints do not need it: use `caught_up`
-    for them. At the end of training with this transform, ``table.clear_slots()`` after `sweep` makes an ordinary table.
+    and as much memory as the table, and the next delta of a cursor has all rows. So call it rarely. `Table.export` and
+    whole checkpoints do not need it: use `caught_up` for them. At the end of training with this transform,
+    ``table.clear_slots()`` after `sweep` makes an ordinary table.
 
     Args:
       params: as for `caught_up`.

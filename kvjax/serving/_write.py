@@ -42,17 +42,19 @@ def write_whole(path: Path, contents: Contents, quantise: Any, missing: Any) -> 
     quantiser = Quantiser(dtype, what, kind.itemsize)
 
     def parts() -> Parts:
-        size, rest = _block(dim), np.zeros((0, dim), np.float32)
+        size, rest, keys = _block(dim), np.zeros((0, dim), np.float32), np.zeros(0, rows.types["keys"][0])
         for piece in contents.pieces(path.parent):
             hashes, order = _ordered(contents.name, "write", piece["keys"])
             yield "hashes", hashes
             # In blocks of one size, wherever pieces end: the sums of the report are of blocks.
             for start in range(0, len(order), size):
-                rest = np.concatenate([rest, to_float32(piece["values"][order[start : start + size]], what)])
+                block = order[start : start + size]
+                rest = np.concatenate([rest, to_float32(piece["values"][block], what)])
+                keys = np.concatenate([keys, piece["keys"][block]])
                 if len(rest) >= size:
-                    yield from _stored(quantiser.encode(rest[:size]))
-                    rest = rest[size:]
-        yield from _stored(quantiser.encode(rest))
+                    yield from _stored(quantiser.encode(rest[:size], keys[:size]))
+                    rest, keys = rest[size:], keys[size:]
+        yield from _stored(quantiser.encode(rest, keys))
         yield from _stored(Quantiser(dtype, what).encode(last[None]))
 
     description = Description(

@@ -114,9 +114,17 @@ def test_verify_and_diff(manager, run):
 def test_what_is_lost_or_cut_is_an_error(manager, run):
     folder = manager / "12/tables"
     chunk = next(folder.glob("user/shard*/freqs/c.0"))
-    chunk.write_bytes(chunk.read_bytes()[:-1])
+    chunk.write_bytes((freqs := chunk.read_bytes())[:-1])
     status, text = run("inspect", manager, "--stats")
-    assert status == 2 and "want the column 'freqs' of the checkpoint" in text and "kvjax verify says" in text
+    assert status == 2 and "table 'user', inspect: want" in text and "/freqs/c.0 with" in text
+    assert run("inspect", manager)[0] == 0  # which reads no rows
+    chunk.write_bytes(freqs)
+    values = next(folder.glob("user/shard*/values/c.0.0"))
+    values.write_bytes((whole := values.read_bytes())[:-1] + b"x")
+    for command in (["top", manager, "--table", "user"], ["inspect", manager, "--stats"]):
+        status, text = run(*command)
+        assert status == 2 and f"table 'user', {command[0]}: want" in text and "of digest" in text
+    values.write_bytes(whole)
     chunk.unlink()
     os.mkfifo(chunk)
     assert run("top", manager, "--table", "user")[0] == 2  # and does not wait
@@ -334,7 +342,7 @@ def test_no_command_writes_where_it_reads(manager, run, tmp_path):
 
 def test_what_is_said_wrongly(run, capsys, tmp_path):
     text = run("inspect", tmp_path)[1]
-    assert text.startswith(f"kvjax: checkpoint: want a checkpoint of tables, got none in {tmp_path}")
+    assert text.startswith(f"kvjax: inspect: want a checkpoint of tables, got none in {tmp_path}")
     assert f"none in {tmp_path}/nowhere, which is not there; " in run("inspect", tmp_path / "nowhere")[1]
     for args in ([], ["what"], ["top", str(tmp_path), "-n", "-1"], ["top", str(tmp_path), "-n", "ten"]):
         with pytest.raises(SystemExit) as error:

@@ -42,6 +42,10 @@ def test_a_sink_that_fails_leaves_the_table_as_it_was(make):
     np.testing.assert_array_equal(before.values, table.export().values)
     with pytest.raises(TypeError, match="on_evict"):
         table.on_evict(3)
+    with pytest.raises(
+        TypeError, match=r"on_evict: want a function of \(keys, values, .*\), got one of \(keys\): too many"
+    ):
+        table.on_evict(lambda keys: None)  # now, not at the first eviction
 
 
 class Dumb(Exception):
