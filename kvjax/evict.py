@@ -26,7 +26,7 @@ import numpy as np
 from kvjax._process import PROCESS
 from kvjax._values.errors import check_choice
 from kvjax._values.exported import Exported
-from kvjax._values.numbers import is_integer, is_real
+from kvjax._values.numbers import integer_in, is_real
 
 __all__ = [
     "Every",
@@ -114,14 +114,15 @@ class Every:
 
     def __post_init__(self) -> None:
         _policy(self.policy)
-        good = is_integer(self.steps) and 1 <= self.steps < 2**63
-        _check(good, "every", "an integer of steps >= 1 and below 2**63", self.steps)
+        _check(
+            _is_count(self.steps) and self.steps >= 1, "every", "an integer of steps >= 1 and below 2**63", self.steps
+        )
         object.__setattr__(self, "steps", int(self.steps))
 
     def __and__(self, other: Any = None) -> Policy:
         return _policy(self)  # raises
 
-    every = __rand__ = __or__ = __ror__ = __invert__ = __and__
+    __rand__ = __or__ = __ror__ = __invert__ = __and__
 
     def __repr__(self) -> str:
         inner = f"({self.policy!r})" if isinstance(self.policy, (_Both, _Not)) else repr(self.policy)
@@ -160,8 +161,7 @@ class MaxAge(_Leaf):
     steps: int
 
     def __post_init__(self) -> None:
-        good = is_integer(self.steps) and 0 <= self.steps < 2**63
-        _check(good, "MaxAge", "an integer of steps >= 0 and below 2**63", self.steps)
+        _check(_is_count(self.steps), "MaxAge", "an integer of steps >= 0 and below 2**63", self.steps)
 
     def formula(self) -> str:
         return f"max_age:{int(self.steps)}"
@@ -183,8 +183,7 @@ class MinFrequency(_Leaf):
     count: int
 
     def __post_init__(self) -> None:
-        good = is_integer(self.count) and 0 <= self.count < 2**63
-        _check(good, "MinFrequency", "an integer count >= 0 and below 2**63", self.count)
+        _check(_is_count(self.count), "MinFrequency", "an integer count >= 0 and below 2**63", self.count)
 
     def formula(self) -> str:
         return f"min_frequency:{int(self.count)}"
@@ -235,7 +234,7 @@ class LeastRecent(_Leaf):
     n: int | None = None
 
     def __post_init__(self) -> None:
-        _check(_count(self.n), "LeastRecent", "an integer n >= 0 or None", self.n)
+        _check(self.n is None or _is_count(self.n), "LeastRecent", "an integer n >= 0 or None", self.n)
 
     def formula(self) -> str:
         return f"least_recent:{_rows(self.n)}"
@@ -259,7 +258,7 @@ class LeastFrequent(_Leaf):
     half_life: float | None = None
 
     def __post_init__(self) -> None:
-        _check(_count(self.n), "LeastFrequent", "an integer n >= 0 or None", self.n)
+        _check(self.n is None or _is_count(self.n), "LeastFrequent", "an integer n >= 0 or None", self.n)
         half_life = self.half_life
         _check(half_life is None or (is_real(half_life) and half_life > 0), "LeastFrequent", "half_life > 0", half_life)
 
@@ -320,7 +319,7 @@ class LowestScore(_Leaf):
     score: Score
 
     def __post_init__(self) -> None:
-        _check(_count(self.n), "LowestScore", "an integer n >= 0 or None", self.n)
+        _check(self.n is None or _is_count(self.n), "LowestScore", "an integer n >= 0 or None", self.n)
         _check(callable(self.score), "LowestScore", "a score function", self.score)
 
     def formula(self) -> str:
@@ -388,10 +387,7 @@ def _policy(x: Any) -> Policy:
 
 
 _check = functools.partial(check_choice, "evict")
-
-
-def _count(n: Any) -> bool:
-    return n is None or (is_integer(n) and 0 <= n < 2**63)
+_is_count = integer_in(0, 2**63 - 1)
 
 
 def _rows(n: int | None) -> str:

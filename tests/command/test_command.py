@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 
 import kvjax
 from kvjax._command.main import main, parser
-from kvjax._command.output import print_json
 from kvjax._command.plot import _growth
 from kvjax._command.prune import rules_of
 from tests.support.checkpoints import IDS, save
@@ -357,16 +355,6 @@ def test_without_rich(manager, run, monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)
     status, text = run("inspect", manager)
     assert status == 0 and re.search(r"^user +12 +2 +float32 +int64 +3 +1 +nu ", text, re.M)
-
-
-@slow
-def test_output_for_programs(capsys):
-    print_json({"a": float("nan"), 1: np.float32(2), "b": (np.arange(2), True, None, Path("x"), kvjax.Prune(top_k=1))})
-    found = json.loads(capsys.readouterr().out)
-    assert found["a"] is None and found["1"] == 2 and found["b"][:4] == [[0, 1], True, None, "x"]
-    assert found["b"][4]["top_k"] == 1
-    script = tomllib.loads((GOLDEN.parents[1] / "pyproject.toml").read_text())["project"]["scripts"]["kvjax"]
-    assert script == f"{main.__module__}:{main.__name__}"
 
 
 def test_commands_import_without_jax():

@@ -1,10 +1,17 @@
-"""Where what commands print goes."""
+"""What commands print for other programs, and where it goes."""
 
+import json
 import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
 
 import kvjax
+from kvjax._command.main import main
+from kvjax._command.output import print_json
 from tests.support.marks import slow
 
 
@@ -18,3 +25,13 @@ def test_a_stream_that_is_closed_or_has_no_such_letters(tmp_path):
     assert b"command_\\xfc" in subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE).stdout
     closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
+
+
+@slow
+def test_output_for_programs(capsys):
+    print_json({"a": float("nan"), 1: np.float32(2), "b": (np.arange(2), True, None, Path("x"), kvjax.Prune(top_k=1))})
+    found = json.loads(capsys.readouterr().out)
+    assert found["a"] is None and found["1"] == 2 and found["b"][:4] == [[0, 1], True, None, "x"]
+    assert found["b"][4]["top_k"] == 1
+    script = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]["kvjax"]
+    assert script == f"{main.__module__}:{main.__name__}"

@@ -36,6 +36,26 @@ def test_what_keys_without_a_row_read_as_stays(make, tmp_path, missing):
         assert release[table.name].lookup([99]).tolist() == [want]
 
 
+def test_rows_that_a_delta_leaves_behind_are_said_to_be(make, tmp_path):
+    """Those that were not trained: unless all rows were swept, and then the delta has all."""
+    tx, releases = kvjax.optax.catch_up(optax.sgd(1.0, momentum=0.5)), Releases(tmp_path / "model")
+    table, state = make(1), tx.init(1)
+
+    def step(table, state, keys):
+        return table.apply(tx, kvjax.SparseRows(np.array(keys), np.ones((len(keys), 1), np.float32)), state)
+
+    table, state = step(table, state, [1, 2, 3])
+    save(tmp_path / "saved/0", [table], cursor="c")
+    releases.follow(tmp_path / "saved")
+    table, state = step(table, state, [2, 3])
+    save(tmp_path / "saved/1", [table], since="c")
+    with pytest.warns(UserWarning, match=r"follow: .* behind \(1 that the delta leaves out\); save what .* sweep"):
+        releases.follow(tmp_path / "saved")
+    now = kvjax.optax.sweep(table, state, tx)
+    save(tmp_path / "saved/2", [now], since="c")
+    same(releases.follow(tmp_path / "saved")[table.name], now)
+
+
 @pytest.mark.filterwarnings("ignore:.*got none beside it")  # which a release does not need
 @pytest.mark.parametrize(
     "admit", [None, kvjax.admit.MinCount(2, unadmitted=int(AWKWARD[0]))], ids=["plain", "shared row"]

@@ -88,6 +88,8 @@ def test_bad_storages():
     for path in ("a\0b", b"\xff"):
         with pytest.raises(ValueError, match=r"storage.Mmap: want a path(, got .* which has a zero byte| in UTF-8)"):
             Mmap(path)
+    with pytest.raises(ValueError, match=r"storage.Mmap: want a path, got an empty one; give '\.'"):
+        Mmap("")  # of a variable of the environment that is not set
     with pytest.raises(TypeError):
         Mmap(None)
 
