@@ -15,6 +15,7 @@ import kvjax
 from kvjax._command.saved import table_at
 from kvjax._formats import source
 from kvjax._spec.placement import Placement
+from kvjax._values.prune import norms_of
 from kvjax.checkpoint import Catalog, Chain, ChainRows, _format, _stored, _taken_rows, _write, write_manifest
 from tests.support.checkpoints import DAMAGES, array_at, chunks_of, restore, rewrite, save
 from tests.support.marks import few, few_rows, slow
@@ -237,12 +238,15 @@ def test_exports_and_the_command_line_read_all_shards(two_shards, tmp_path_facto
     kvjax.convert.export_checkpoint(folder, rows_npz, slots=True)
     rows = kvjax.convert.from_npz(rows_npz).rows
     same_rows(rows, table.export(slots=True))
-    saved = table_at(str(folder), "t")
+    saved = table_at(str(folder), "t", None, "top")
     for name, column in table.export().columns().items():
         if name != "pinned":
             np.testing.assert_array_equal(saved.column(name), column, err_msg=name)
     chosen = np.array([len(whole) - 1, 0, len(whole) // 2])
-    np.testing.assert_array_equal(saved.norms_at(chosen), saved.norms()[chosen])
+    found = saved.at(chosen)
+    np.testing.assert_array_equal(norms_of(found["values"]), saved.norms()[chosen])
+    np.testing.assert_array_equal(found["keys"], table.export().keys[chosen])
+    assert [len(column) for column in saved.at(chosen[:0]).values()] == [0] * len(found)
     (rows,) = kvjax.checkpoint.rows(folder, slots=True)
     same_rows(rows, table.export(slots=True))
     (rows,) = kvjax.checkpoint.rows(folder, keys=[*KEYS[::3], 12345])
