@@ -81,8 +81,7 @@ class MinCount:
     max_waiting: int | None = None
 
     def __post_init__(self) -> None:
-        good = is_integer(self.count) and 1 <= self.count < 2**30 - 2  # the rest of a word are marks
-        _check(good, "MinCount", "an integer count >= 1 and below 2**30 - 2", self.count)
+        _check(is_integer(self.count) and self.count >= 1, "MinCount", "an integer count >= 1", self.count)
         _check_unadmitted("MinCount", self.unadmitted)
         for name in ("max_age", "max_waiting"):
             value = getattr(self, name)
@@ -90,6 +89,8 @@ class MinCount:
             _check(good, "MinCount", f"an integer {name} >= 1 and below 2**63, or None", value)
 
     def own_options(self) -> dict[str, Any]:
+        # Checked where a table is made: checkpoints of larger ones can be read. The rest of a word are marks.
+        _check(self.count < 2**30 - 2, "MinCount", "a count below 2**30 - 2", self.count)
         forgets = {"max_age": int(self.max_age or 0), "max_waiting": int(self.max_waiting or 0)}
         return {"kind": "min_count", "threshold": int(self.count)} | forgets
 

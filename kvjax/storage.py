@@ -23,7 +23,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from kvjax._formats.paths import local
-from kvjax._values.callables import misfit_of
+from kvjax._values.callables import why_not_taken
 from kvjax._values.numbers import is_integer
 from kvjax.ffi import DEVICE, HOST, on_device
 
@@ -214,9 +214,9 @@ class External:
             )
         for name in ("get", "put", "delete"):
             wanted = list(inspect.signature(getattr(Engine, name)).parameters)[1:]
-            if misfit := misfit_of(getattr(self.engine, name), wanted):
+            if why := why_not_taken(getattr(self.engine, name), wanted):
                 raise TypeError(
-                    f"kvjax: storage.External: want an engine with {name}({', '.join(wanted)}), got {name}{misfit}; "
+                    f"kvjax: storage.External: want an engine with {name}({', '.join(wanted)}), got {name}{why}; "
                     "see kvjax.storage.Engine"
                 )
 

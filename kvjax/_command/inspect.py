@@ -73,11 +73,12 @@ def _about(table: SavedTable) -> dict[str, Any]:
 def distributions(table: SavedTable) -> tuple[dict[str, dict[str, float]], int]:
     """Quantiles of frequency, age and norm over all rows; 0 for an empty table. And how many rows have no norm, because
     an element is not finite; they are left out of its quantiles."""
-    norms = table.norms()
+    rows = table.open()
+    norms = rows.norms()
     finite = np.isfinite(norms)
     columns = {
-        "frequency": table.column("freqs"),
-        "age": table.last_step - table.column("versions"),
+        "frequency": rows.column("freqs"),
+        "age": table.last_step - rows.column("versions"),
         "norm": norms[finite],
     }
     return {name: _quantiles(array) for name, array in columns.items()}, int((~finite).sum())

@@ -51,10 +51,11 @@ def _draw(figure_of: Any, checkpoint: str, tables: Sequence[SavedTable]) -> Any:
     figure = figure_of(figsize=(4 * panels, 3 * max(1, len(tables))), layout="constrained")
     axes = figure.subplots(max(1, len(tables)), panels, squeeze=False)
     for line, table in zip(axes, tables, strict=False):
+        rows = table.open()
         columns = {
-            "frequency": table.column("freqs"),
-            "age, steps": table.last_step - table.column("versions"),
-            "norm": table.norms(),
+            "frequency": rows.column("freqs"),
+            "age, steps": table.last_step - rows.column("versions"),
+            "norm": rows.norms(),
         }
         for axis, (name, array) in zip(line, columns.items(), strict=False):
             _histogram(axis, array, logarithmic=name == "frequency")

@@ -1,12 +1,8 @@
-"""Saved tables: what a checkpoint says of itself, and columns of its rows.
-
-What it says is not held against digests: ``kvjax verify`` does that. Rows are read by kvjax.checkpoint, which does it,
-too.
-"""
+"""Saved tables: what a checkpoint says of itself, without a look at digests, and columns of its rows, which
+kvjax.checkpoint reads and checks."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +10,7 @@ import numpy as np
 
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath
+from kvjax._formats.source import row_bytes
 from kvjax._values.errors import meant
 from kvjax._values.exported import ROW_COLUMNS
 from kvjax._values.prune import norms_of
@@ -34,7 +31,7 @@ from kvjax.checkpoint._locate import locate, unlisted_tables
 if TYPE_CHECKING:
     from kvjax._formats.source import Source
 
-_BLOCK = 1 << 12  # rows
+_BLOCK_BYTES = 1 << 22
 _VERIFY = "kvjax verify says what is damaged"
 
 
@@ -44,9 +41,13 @@ class SavedTable:
     Args:
       folder: of the table.
       meta: what kvjax.json says.
-
       op: the operation, which errors name.
       bases: where to look for what a delta builds on, beside the folders next to it.
+
+    Attributes:
+      name: of the table.
+      rows: how many there are, of a delta those that it has itself.
+      last_step: of the table.
     """
 
     def __init__(self, folder: AnyPath, meta: dict[str, Any], op: str, bases: Sequence[str] | None = None) -> None:
@@ -61,9 +62,22 @@ class SavedTable:
     @property
     def all_rows(self) -> int:
         """How many there are, of a delta with those of what it builds on."""
-        if "delta" not in self.meta:
-            return self.rows
-        return self._source.num_rows
+        return self.open().num_rows if "delta" in self.meta else self.rows
+
+    def open(self) -> SavedRows:
+        """Its rows, and of a delta those of what it builds on. It takes some MiB of memory, so not for all tables at a
+        time."""
+        from kvjax.checkpoint._chain import Chain  # and a library of hashes, which `kvjax inspect` does without
+        from kvjax.checkpoint._chain_rows import ChainRows
+
+        return SavedRows(ChainRows(Chain(self.folder.parent, self.bases, self._op), self.name).source())
+
+
+class SavedRows:
+    """The rows of a table on disk, sorted by (bucket, key)."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.num_rows = source, source.num_rows
 
     def column(self, name: str) -> np.ndarray:
         """A column of all rows."""
@@ -76,22 +90,16 @@ class SavedTable:
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def at(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The keys, frequencies, versions and values of some rows, by their places ``(n,)``. Only blocks that have one
-        of them are read."""
-        order = np.argsort(rows, kind="stable")
+        """All columns but the slots of some rows, by their places ``(n,)``. Only blocks that have one of them are
+        read."""
+        order, block = np.argsort(rows, kind="stable"), max(1, _BLOCK_BYTES // row_bytes(self._source.types["values"]))
+        places = rows[order]
         parts = [self._source.read(ROW_COLUMNS, 0, 0)]
-        for places in np.split(rows[order], np.flatnonzero(np.diff(rows[order] // _BLOCK)) + 1):
-            if len(places):
-                first = int(places[0])
-                parts.append(take(self._source.read(ROW_COLUMNS, first, int(places[-1]) + 1), places - first))
+        for near in np.split(places, np.flatnonzero(np.diff(places // block)) + 1):
+            if len(near):
+                first = int(near[0])
+                parts.append(take(self._source.read(ROW_COLUMNS, first, int(near[-1]) + 1), near - first))
         return take(concat(parts), np.argsort(order))
-
-    @functools.cached_property
-    def _source(self) -> Source:
-        from kvjax.checkpoint._chain import Chain  # and a library of hashes, which `kvjax inspect` does without
-        from kvjax.checkpoint._chain_rows import ChainRows
-
-        return ChainRows(Chain(self.folder.parent, self.bases, self._op), self.name).source()
 
 
 def tables_at(path: str, only: str | None, bases: Sequence[str] | None, op: str) -> tuple[AnyPath, list[SavedTable]]:

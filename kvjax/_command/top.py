@@ -15,13 +15,14 @@ def run(args: argparse.Namespace) -> int:
     """Prints them."""
     with progress("reading rows", args.json):
         table = table_at(args.checkpoint, args.table, args.base, "top")
+        saved = table.open()
         if args.by == "norm":
-            order = -table.norms()
+            order = -saved.norms()
         else:
-            order = table.column("freqs" if args.by == "frequency" else "versions")
+            order = saved.column("freqs" if args.by == "frequency" else "versions")
             order = order if args.by == "oldest" else -order
         chosen = np.argsort(order, kind="stable")[: args.n]
-        found = table.at(chosen)
+        found = saved.at(chosen)
     columns = (found["keys"], found["freqs"], found["versions"], norms_of(found["values"]))
     names = ("key", "frequency", "version", "age", "norm")
     rows = [

@@ -82,10 +82,10 @@ class Quantiser:
         lost = ~finite if self.dtype == "int8" else finite & ~np.isfinite(stored)
         if lost.any():
             row, column = np.argwhere(lost)[0]
-            where = "a row" if keys is None else f"the row of key {keys[row]}"
+            where = "a row of no key" if keys is None else f"the row of key {keys[row]}"
             raise FileError(
                 self.what, f"rows that {self.dtype} can hold", f"{rows[row, column]} in {where}",
-                "choose another dtype, or leave such rows out: kvjax.Prune(predicate=...)",
+                "choose another dtype, or mend such rows",
             )  # fmt: skip
         self.rows, self._elements = self.rows + len(rows), self._elements + rows.size
         if self.dtype != "float32":

@@ -26,7 +26,7 @@ from kvjax._table.stats import Stats, stats_of
 from kvjax._table.switch import same_slots, switched
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
-from kvjax._values.callables import misfit_of
+from kvjax._values.callables import why_not_taken
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.numbers import is_integer
@@ -337,9 +337,9 @@ class Whole(Handle):
         if sink is not None and not callable(sink):
             raise fail(TypeError, self.name, "on_evict", "a function or None", repr(sink), "see Table.on_evict")
         wanted = ("keys", "values", "slots", "freqs", "versions", "reason")
-        if sink is not None and (misfit := misfit_of(sink, wanted)):
+        if sink is not None and (why := why_not_taken(sink, wanted)):
             want = f"a function of ({', '.join(wanted)})"
-            raise fail(TypeError, self.name, "on_evict", want, f"one of {misfit}", "see Table.on_evict")
+            raise fail(TypeError, self.name, "on_evict", want, f"one of {why}", "see Table.on_evict")
         contents.set_sink(self, sink)
         return self
 

@@ -17,7 +17,10 @@ LAST_STEP, _TYPE = "last_step", "int32[]"  # of `kvjax._training.catch_up.CatchU
 LAST_COLUMN = SLOT + LAST_STEP
 SWEEP = "write them with kvjax.optax.sweep(params, state, rows) before"
 _MEND = f"give it what kvjax.optax.caught_up(params, state, rows) returns, or {SWEEP}"
-_SAVE = "save what caught_up returns, or, for a save with a cursor and for a delta, sweep(params, state, rows) before"
+_SAVE = (
+    "save what kvjax.optax.caught_up(params, state, rows) returns, or, with a cursor, what kvjax.optax.sweep(params, "
+    "state, rows) does"
+)
 
 
 def can_be_behind(slot_types: Mapping[str, str]) -> bool:
@@ -70,6 +73,6 @@ def warn_if_left_behind(name: str, op: str, left: int, columns: Mapping[str, np.
       columns: of the rows of the delta, as `warn_if_saved_behind` takes them.
     """
     if left:
-        warn_behind(name, op, f"may be behind ({left} that the delta leaves out)", _SAVE)
+        warn_behind(name, op, "may be behind, as the delta leaves some out", _SAVE)  # one text, so said once
     else:
         warn_if_saved_behind(name, op, columns)

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def is_integer(x: Any) -> bool:
-    """NumPy's times are of its integers, but no numbers."""
+    """Whether something is an integer. A bool is none, nor is a span of time, which NumPy derives from its integers."""
     return isinstance(x, (int, np.integer)) and not isinstance(x, (bool, np.timedelta64))
 
 

@@ -56,7 +56,8 @@ class PruneReport:
 class Prune:
     """Which rows an export leaves out. A row is kept if it passes every test that is set.
 
-    The row that unadmitted keys share (``unadmitted=`` of an admission) is kept, too, by all that know the table.
+    Exports and checkpoints also keep the row that unadmitted keys share (``unadmitted=`` of an admission). A frozen
+    table has it as what keys without a row read as.
 
     Attributes:
       min_frequency: keep rows whose keys occurred at least so often.

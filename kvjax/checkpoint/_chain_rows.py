@@ -19,6 +19,7 @@ from kvjax.checkpoint._chain import Chain, Link
 from kvjax.checkpoint._format import REMOVED, Damaged
 from kvjax.checkpoint._overlay import counts_of, meta_of, overlaid, types_of
 from kvjax.checkpoint._read import Shard, at_once, check_sizes, read_pool
+from kvjax.checkpoint._rules import shared_key
 from kvjax.ffi import host
 
 _NONE = np.zeros(0, np.int64)
@@ -72,9 +73,7 @@ class ChainRows:
     @property
     def shared_key(self) -> int | None:
         """The key whose row unadmitted keys share; None if they share none."""
-        admit = self.meta.get("options", {}).get("admit")
-        key = None if admit is None else admit.get("unadmitted")
-        return key if type(key) is int else None
+        return shared_key(self.meta.get("options", {}).get("admit"))
 
     def between(self, first: int, last: int, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """The columns of the rows of the buckets first..last - 1, sorted by (bucket, key).

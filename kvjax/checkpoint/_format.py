@@ -46,7 +46,6 @@ MANIFEST = "kvjax.tables.v2"
 META = "kvjax.json"
 POOL = "initializer.pool"
 REMOVED = "removed"
-SHARDS = "shard-*-of-*"  # folders, and with ".json" their lists
 _LONGEST_NAME = 200  # of the 255 bytes that file systems take: whoever copies a checkpoint may add to a name
 
 

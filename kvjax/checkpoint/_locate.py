@@ -11,7 +11,7 @@ from kvjax._formats.atomic import is_marked, recovered, saying
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.paths import PathLike as PathLike
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
-from kvjax.checkpoint._format import FORMAT, META, PACKED, SHARDS, UNLISTED, CheckpointError, Damaged
+from kvjax.checkpoint._format import FORMAT, META, PACKED, UNLISTED, CheckpointError, Damaged
 from kvjax.checkpoint._threads import THREADS
 
 
@@ -166,7 +166,7 @@ def _tables_in(path: AnyPath) -> list[AnyPath]:
 
 def is_table_folder(path: AnyPath) -> bool:
     """Whether a folder is that of one table, of which something may be lost."""
-    return _format_of(path) in (FORMAT, PACKED, UNLISTED) or any(path.glob(f"{SHARDS}/keys"))
+    return _format_of(path) in (FORMAT, PACKED, UNLISTED) or any(path.glob(f"{_SHARDS}/keys"))
 
 
 def _format_of(table: AnyPath) -> object:
@@ -183,4 +183,5 @@ UNDER_WAY = ".orbax-checkpoint-tmp"
 # Orbax's names of finished steps, too: "12", "00012", "step_12".
 _STEP = re.compile(r"(.*_)?(\d+)")
 _OF_STEP = "_CHECKPOINT_METADATA"
-_LISTS = SHARDS + ".json"
+_SHARDS = "shard-*-of-*"
+_LISTS = _SHARDS + ".json"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Generator, Iterator, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 
 from kvjax._formats.atomic import NewFolder, NewInStore, new_folder, saying
@@ -13,7 +13,7 @@ from kvjax.checkpoint._built_on import built_on, listed
 from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._files import is_same
-from kvjax.checkpoint._format import META, POOL, SHARDS, CheckpointError
+from kvjax.checkpoint._format import META, POOL, CheckpointError
 from kvjax.checkpoint._locate import is_checkpoint, is_table_folder, is_unfinished
 
 
@@ -116,15 +116,18 @@ def check_free(target: AnyPath, overwrite: bool, op: str, source: Chain | None =
 
 
 def _foreign(checkpoint: Path) -> Iterator[str]:
-    """What is in the folder of a checkpoint, or of one of its tables, and is none of its own."""
+    """What is in the folder of a checkpoint, or of one of its tables, and is none of its own. What is in the folders of
+    shards and arrays is not looked at."""
     for path in checkpoint.iterdir():
         if is_table_folder(path):
-            inside = (each.name for each in path.iterdir())
-            yield from (
-                f"{path.name}/{name}" for name in inside if name not in (META, POOL) and not fnmatch(name, SHARDS)
-            )
+            for each in path.iterdir():
+                if each.name not in (META, POOL) and not _SHARD.fullmatch(each.name):
+                    yield f"{path.name}/{each.name}"
         elif path.name != META:
             yield path.name
+
+
+_SHARD = re.compile(r"shard-\d+-of-\d+(\.json)?")
 
 
 def check_outside(target: AnyPath, op: str) -> None:

@@ -38,6 +38,12 @@ def name_of(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def shared_key(admit: dict[str, Any] | None) -> int | None:
+    """Of an admission, as `dump` has it, the key of the row that unadmitted keys share; None if they share none."""
+    key = None if admit is None else admit.get("unadmitted")
+    return key if type(key) is int else None
+
+
 def load_initializer(saved: dict[str, Any], pool: Any = None) -> ResolvedInitializer:
     """The initializer that `dump` was given."""
     if saved["kind"] == "pool":

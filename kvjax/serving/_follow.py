@@ -117,7 +117,7 @@ def _write_changes(path: Path, rows: ChainRows, before: FrozenTable, options: Re
     source, removed, step = rows.source(), rows.removed(), rows.meta["last_step"]
     names = ["keys", "values"] if options.prune is None else list(ROW_COLUMNS)
     columns = source.read(names, 0, source.num_rows)
-    if can_be_behind(dict(rows.meta["slots"])):
+    if step != before.step and can_be_behind(dict(rows.meta["slots"])):
         gone = sum(int(before.contains(keys).sum()) for keys in (columns["keys"], removed))
         own = rows.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"])
         warn_if_left_behind(rows.name, "follow", len(before) - gone, own)

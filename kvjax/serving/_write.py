@@ -81,7 +81,8 @@ def write_changes(
     if np.isin(gone, added).any():
         raise fail(ValueError, name, "update", "keys that change or go", "some that do both", "leave them out of one")
     quantiser = Quantiser(description.dtype, _what(name, "update"))
-    codes, scales = quantiser.encode(rows[order])
+    own = keys.reshape(-1)[order].view(np.uint64 if description.key_dtype.startswith("u") else np.int64)
+    codes, scales = quantiser.encode(rows[order], own)
 
     n, hashes = description.rows, old.arrays["hashes"]
     keep = np.ones(n, bool)

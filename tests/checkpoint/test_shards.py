@@ -238,7 +238,7 @@ def test_exports_and_the_command_line_read_all_shards(two_shards, tmp_path_facto
     kvjax.convert.export_checkpoint(folder, rows_npz, slots=True)
     rows = kvjax.convert.from_npz(rows_npz).rows
     same_rows(rows, table.export(slots=True))
-    saved = table_at(str(folder), "t", None, "top")
+    saved = table_at(str(folder), "t", None, "top").open()
     for name, column in table.export().columns().items():
         if name != "pinned":
             np.testing.assert_array_equal(saved.column(name), column, err_msg=name)

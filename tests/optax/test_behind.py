@@ -239,7 +239,14 @@ NORMAL = kvjax.initializers.normal(0.1)
 @slow
 @pytest.mark.parametrize(
     "init, place",
-    [(NORMAL, "caught up"), (NORMAL, "checkpoint"), (NORMAL, "swept"), (1.0, "caught up"), (0.0, "checkpoint")],
+    [
+        (NORMAL, "caught up"),
+        (NORMAL, "checkpoint"),
+        (NORMAL, "swept"),
+        (1.0, "caught up"),
+        (0.0, "checkpoint"),
+        (0.0, "swept"),
+    ],
 )
 def test_nobody_guesses_what_keys_without_a_row_have_become(init, place, make, tmp_path):
     """By weight decay they are other than their initial rows; zeros stay, and so do rows without decay."""

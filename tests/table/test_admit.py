@@ -266,13 +266,16 @@ def test_waiting_keys_are_forgotten(make, policy):
     assert 0 < table.stats().tracked < 60 and len(table) > 5
 
 
-def test_options_of_waiting_keys():
+def test_options_of_waiting_keys(make):
     for options in ({"max_age": 0}, {"max_waiting": 0}, {"max_age": 1.5}):
         with pytest.raises(ValueError, match="want an integer max_"):
             admit.MinCount(2, **options)
-    for count in (0, 2**30, 2**31 - 1):  # the larger ones were lost where they were saved or copied
-        with pytest.raises(ValueError, match=r"an integer count >= 1 and below 2\*\*30"):
-            admit.MinCount(count)
+    with pytest.raises(ValueError, match="want an integer count >= 1, got 0"):
+        admit.MinCount(0)
+    make(1, admit=admit.MinCount(2**30 - 3))
+    for count in (2**30 - 2, 2**31 - 1):  # which were lost where they were saved or copied
+        with pytest.raises(ValueError, match=r"want a count below 2\*\*30 - 2, got"):
+            make(1, admit=admit.MinCount(count))
 
 
 @slow

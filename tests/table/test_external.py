@@ -99,6 +99,20 @@ def test_rows_that_are_not_taken_stay_in_memory(table, engine):
 
 
 @slow
+def test_rows_that_are_not_deleted_may_be_there_still(table, engine):
+    table = trained(table, [1, 2])
+    with (
+        engine.failing("delete"),
+        pytest.warns(UserWarning, match="engine that deletes rows, .*; it may have them still"),
+    ):
+        table = table.remove(keys(2))
+        jax.block_until_ready(table.version)
+    assert len(table) == 1 and engine.columns()["values"] == {1, 2}
+    table = table.remove(keys(3))  # which tries again first
+    assert len(table) == 1 and engine.columns()["values"] == {1}
+
+
+@slow
 @pytest.mark.parametrize("got", [np.zeros((1, 3), np.float32), np.zeros((1, 4)), None])
 def test_what_get_gives_is_checked(table, engine, got):
     table = trained(table, [1])
