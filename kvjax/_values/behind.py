@@ -19,7 +19,7 @@ SWEEP = "write them with kvjax.optax.sweep(params, state, rows) before"
 _MEND = f"give it what kvjax.optax.caught_up(params, state, rows) returns, or {SWEEP}"
 _SAVE = (
     "save what kvjax.optax.caught_up(params, state, rows) returns, or, with a cursor, what kvjax.optax.sweep(params, "
-    "state, rows) does"
+    "state, rows) returns"
 )
 
 
@@ -63,16 +63,7 @@ def warn_if_saved_behind(name: str, op: str, columns: Mapping[str, np.ndarray]) 
         warn_behind(name, op, found, f"{_SAVE}; or restore the rows with their slots and their state")
 
 
-def warn_if_left_behind(name: str, op: str, left: int, columns: Mapping[str, np.ndarray]) -> None:
-    """Says that a call leaves rows as they were before a delta, which may be behind by its steps.
-
-    Args:
-      name: of the table.
-      op: the operation.
-      left: how many rows it leaves.
-      columns: of the rows of the delta, as `warn_if_saved_behind` takes them.
-    """
-    if left:
-        warn_behind(name, op, "may be behind, as the delta leaves some out", _SAVE)  # one text, so said once
-    else:
-        warn_if_saved_behind(name, op, columns)
+def warn_of_left(name: str, op: str) -> None:
+    """Says that a call leaves rows as they were before a delta, which may be behind by its steps. It is one text for
+    each table, so that it is said once."""
+    warn_behind(name, op, "may be behind, as the delta leaves some out", _SAVE)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_left_behind
+from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind, warn_of_left
 from kvjax._values.errors import level_of_user
 from kvjax._values.exported import ROW_COLUMNS, Exported
 from kvjax._values.integers import as_int64
@@ -118,9 +118,11 @@ def _write_changes(path: Path, rows: ChainRows, before: FrozenTable, options: Re
     names = ["keys", "values"] if options.prune is None else list(ROW_COLUMNS)
     columns = source.read(names, 0, source.num_rows)
     if step != before.step and can_be_behind(dict(rows.meta["slots"])):
-        gone = sum(int(before.contains(keys).sum()) for keys in (columns["keys"], removed))
-        own = rows.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"])
-        warn_if_left_behind(rows.name, "follow", len(before) - gone, own)
+        if sum(int(before.contains(keys).sum()) for keys in (columns["keys"], removed)) < len(before):
+            warn_of_left(rows.name, "follow")
+        else:
+            own = rows.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"])
+            warn_if_saved_behind(rows.name, "follow", own)
     shared = _shared(rows, columns["keys"], columns["values"], removed) if options.missing is None else None
     if options.prune is not None:
         rule = rule_for(options.prune, rows.name, rows.meta["key_dtype"])
