@@ -13,6 +13,7 @@ from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather, together
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, version_on_host
+from kvjax._table.newest import of_newest
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.integers import as_int64
@@ -62,17 +63,38 @@ def rows_by_shard(table: Handle, all_processes: bool) -> dict[int, int]:
 # ---- out -------------------------------------------------------------------------------------------------------
 
 
-def snapshot(spec: TableSpec, version: int, slots: bool, shards: Sequence[int]) -> Snapshot:
+def copied(table: Handle, op: str, slots: bool = True, once: bool = False) -> Snapshot:
+    """The rows of this process that a handle reads, and what belongs to the table as a whole.
+
+    Args:
+      table: the live handle, or a following one, through which it is the newest version.
+      op: for errors.
+      slots: whether to copy the optimizer's slots too.
+      once: leave out shards of which another process has the first copy.
+    """
+
+    def copy(table: Handle) -> Snapshot:
+        spec, view = table.spec, table.view
+        shards = spec.originals if once else spec.kept
+        found = snapshot(spec, op, version_on_host(table.stored, op), slots or view is not None, shards)
+        return found if view is None else view.snapshot(spec, found, slots)
+
+    return of_newest(table, copy)
+
+
+def snapshot(spec: TableSpec, op: str, version: int, slots: bool, shards: Sequence[int]) -> Snapshot:
     """What some shards of this process hold together.
 
     Args:
       spec: of the table.
+      op: for errors.
       version: of the handle.
       slots: whether to copy the optimizer's slots too.
       shards: numbers of local shards, which are no copies of each other; may be empty.
     """
+    dim, row_dtype, key_dtype = spec.dim, spec.row_dtype, spec.key_dtype
     parts = [
-        from_native(spec.host.export_table(spec.name, shard, version, slots), spec.dim, spec.row_dtype, spec.key_dtype)
+        from_native(spec.host.export_table(spec.name, shard, version, slots, op), dim, row_dtype, key_dtype)
         for shard in shards or spec.shards[:1]
     ]
     return joined(parts) if shards else _emptied(parts[0])
@@ -130,7 +152,7 @@ def check_capacity(spec: TableSpec, op: str, rows: int, mend: str) -> None:
 def set_sink(table: Handle, sink: Sink | None) -> None:
     """Has the shards of this process call `Table.on_evict`'s function with the rows that they evict."""
     spec = table.spec
-    spec.host.size(table.name, 0, version_on_host(table, "on_evict"))  # a stale handle says so
+    spec.host.size(table.name, 0, version_on_host(table, "on_evict"), "on_evict")  # a stale handle says so
 
     def call(raw: dict[str, Any], reason: str) -> None:
         rows = spec.exported(raw)

@@ -78,7 +78,7 @@ class Handles(Handle):
         except (TypeError, ValueError, RuntimeError):  # of a failed write, donated, or no version at all
             return live
         if 0 < (version - int(live.version)) % 2**32 < 2**31:
-            here.spec.host.size(self.name, 0, version)  # raises what every call through this handle would
+            here.spec.host.size(self.name, 0, version, "refresh")  # raises what every call through this handle would
         return live
 
     def _where_it_is(self) -> Self:

@@ -72,7 +72,7 @@ def prepare_move(
         live_version(old)  # waits for all that has been started, and not only for what this handle needs
         version = version_on_host(table, op)
         own = old.originals if once else old.kept
-        mine = None if rows is not None else contents.snapshot(old, version, True, own)
+        mine = None if rows is not None else contents.snapshot(old, op, version, True, own)
         return version, may_be_behind(table), mine
 
     def stage() -> tuple[Any, bool]:

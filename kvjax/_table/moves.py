@@ -9,6 +9,7 @@ from kvjax._process import PROCESS
 from kvjax._sharded.processes import together
 from kvjax._spec.unsupported import check_backend
 from kvjax._table import lifetime
+from kvjax._table.contents import copied
 from kvjax._table.handle import check_on_host, live_version
 from kvjax._table.loads import checked, load
 from kvjax._table.move import move
@@ -105,7 +106,7 @@ class Moves(Whole):
                 mend = "give another name, or kvjax.drop_table(name) first"
                 raise fail(ValueError, self.name, "copy", "a name that no table has", repr(name), mend)
             check_backend(spec, "copy")
-            return self.snapshot()
+            return copied(self, "copy")
 
         rows = together(self.spec.placement, self.name, "copy", begin, {"name": name})
         try:

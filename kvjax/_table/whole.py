@@ -21,7 +21,6 @@ from kvjax._table.handle import (
     wait,
 )
 from kvjax._table.merges import merged
-from kvjax._table.newest import of_newest
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.switch import same_slots, switched
 from kvjax._training.refusals import of_table
@@ -135,7 +134,7 @@ class Whole(Handle):
           ((3, 1), (0, 3))
           >>> kvjax.drop_table("doc_export")
         """
-        snapshot = self.snapshot(slots or may_be_behind(self))
+        snapshot = contents.copied(self, "export", slots or may_be_behind(self))
         warn_if_found_behind(self, "export", snapshot.rows)
         rows = snapshot.rows if slots else dataclasses.replace(snapshot.rows, slots={})
         spec = self.spec
@@ -155,13 +154,7 @@ class Whole(Handle):
         Returns:
           The rows, and what belongs to the table as a whole.
         """
-        return of_newest(self, lambda table: table._snapshot(slots, once))
-
-    def _snapshot(self, slots: bool, once: bool) -> Snapshot:
-        shards = self.spec.originals if once else self.spec.kept
-        version = version_on_host(self.stored, "export")
-        found = contents.snapshot(self.spec, version, slots or self.view is not None, shards)
-        return found if self.view is None else self.view.snapshot(self.spec, found, slots)
+        return contents.copied(self, "snapshot", slots, once)
 
     def load(self, rows: Exported | Snapshot, slot_types: dict[str, str] | None = None, *, merge: bool = False) -> Self:
         """Replaces the rows of the table, or with ``merge`` adds rows to them; it is unchanged if this fails.
@@ -202,7 +195,7 @@ class Whole(Handle):
             loading = loads.checked(self.spec, rows, slot_types)
             if not merge:
                 return loading
-            return loads.checked(self.spec, merged(self.spec, "load", self.snapshot(), loading))
+            return loads.checked(self.spec, merged(self.spec, "load", contents.copied(self, "load"), loading))
 
         if merge and self.spec.num_processes > 1:
             raise fail(
@@ -250,7 +243,7 @@ class Whole(Handle):
             rowwise, version = as_rowwise(tx), version_to_write(self, op)
             with of_table(self.name, op):
                 slots = rowwise.layout(self.dim).type_texts
-            before = contents.snapshot(self.spec, version_on_host(self, op), True, self.spec.originals)
+            before = contents.snapshot(self.spec, op, version_on_host(self, op), True, self.spec.originals)
             if not same_slots(before.slot_types, slots):
                 check_none_behind(self, op, before.slot_types, before.rows)
             return rowwise, version, slots, before

@@ -19,7 +19,7 @@ from kvjax._spec.placement import described
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table import loads
-from kvjax._table.contents import check_capacity
+from kvjax._table.contents import check_capacity, copied
 from kvjax._table.handle import version_on_host
 from kvjax._table.merges import merged
 from kvjax._table.move import prepare_move
@@ -129,13 +129,14 @@ class Restore:
             replaced = prepare_move(table, spec, "restore", rows=saved.contents)
             self._commit: Callable[[], Table] = lambda: Table(replaced.commit(), spec)
         else:
-            self._commit = loads.prepare_load(
-                table,
-                lambda: loads.checked(
-                    table.spec,
-                    merged(table.spec, "restore", table.snapshot(), saved.contents) if merge else saved.contents,
-                ),
-            )
+
+            def rows() -> loads.Loading:
+                given = saved.contents
+                if merge:
+                    given = merged(table.spec, "restore", copied(table, "restore"), given)
+                return loads.checked(table.spec, given)
+
+            self._commit = loads.prepare_load(table, rows)
 
     def _check_cursor(self, spec: TableSpec, meta: dict[str, Any]) -> None:
         admit = dump(spec.admit)

@@ -15,6 +15,7 @@ from kvjax._sharded.processes import allgather_json, together
 from kvjax._spec.placement import Placement
 from kvjax._table.behind import warn_if_found_behind
 from kvjax._table.changes import TableChanges, changes_since
+from kvjax._table.contents import copied
 from kvjax._table.frozen import FrozenRows, freeze_rows
 from kvjax._table.newest import of_newest
 from kvjax._table.table import Table
@@ -35,7 +36,7 @@ def snapshot(name: str, table: Table, prune: PruneLike | None = None, since: Cur
 
     With a cursor, only what has changed since that, if the table knows.
     """
-    return _stored(name, table, prune, since, lambda: table.snapshot(once=True))
+    return _stored(name, table, prune, since, lambda: copied(table, "save", once=True))
 
 
 def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Cursor | None = None) -> Stored:
@@ -43,7 +44,7 @@ def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Curso
 
     Not where rows are pruned, have changed since a cursor, or come from several shards of a partitioner's.
     """
-    return _stored(name, table, prune, since, lambda: of_newest(table, freeze_rows) or table.snapshot(once=True))
+    return _stored(name, table, prune, since, lambda: of_newest(table, freeze_rows) or copied(table, "save", once=True))
 
 
 def _pruned(table: Table, prune: PruneLike) -> Snapshot:
@@ -52,7 +53,7 @@ def _pruned(table: Table, prune: PruneLike) -> Snapshot:
     rule = rule_for(prune, name, table.spec.key_dtype, table.spec.shared_key)
 
     def begin() -> tuple[Snapshot, np.ndarray]:
-        copy = table.snapshot(once=True)
+        copy = copied(table, "save", once=True)
         warn_if_found_behind(table, "save", copy.rows)
         return copy, rule.passing(copy.rows)
 

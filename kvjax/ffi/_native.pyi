@@ -86,17 +86,19 @@ class Native(Protocol):
     def version(self, name: str, shard: int) -> int:
         """The live version, once no write is under way."""
 
-    def size(self, name: str, shard: int, version: int) -> int:
-        """The number of rows of a shard."""
+    def size(self, name: str, shard: int, version: int, op: str = "size") -> int:
+        """The number of rows of a shard. op: of the call that asks, for errors."""
 
     def reserve(self, name: str, shard: int, version: int, n: int) -> None:
         """Makes space for n rows in all."""
 
-    def export_table(self, name: str, shard: int, version: int, with_slots: bool) -> dict[str, object]:
+    def export_table(
+        self, name: str, shard: int, version: int, with_slots: bool, op: str = "export"
+    ) -> dict[str, object]:
         """
         The snapshot of a shard as flat arrays, sorted by (bucket, key): keys, values, freqs, versions, has_slots,
         pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,
-        pending_counts and sketch.
+        pending_counts and sketch. op: of the call that wants it, for errors.
         """
 
     def stats(self, name: str, shard: int) -> dict[str, Any]:

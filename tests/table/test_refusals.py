@@ -94,6 +94,13 @@ USES = {
     "size": len,
     "export": lambda t: t.export(),
     "reserve": lambda t: t.reserve(3),
+    "snapshot": lambda t: t.snapshot(),
+    "copy": lambda t: t.copy("another"),
+    "to": lambda t: t.to(kvjax.storage.Host()),
+    "reshard": lambda t: kvjax.reshard(t, None),
+    "load": lambda t: t.load(kvjax.get_table(t.name).export()),
+    "switch_optimizer": lambda t: t.switch_optimizer(optax.adam(0.1)),
+    "on_evict": lambda t: t.on_evict(None),
 }
 
 

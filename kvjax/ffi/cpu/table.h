@@ -197,14 +197,16 @@ class Table {
 
   // ---- whole tables, from the host ---------------------------------------------------------------------
 
-  [[nodiscard]] size_t Size(uint32_t version) const {
-    const auto lock = Read(version, "size", {});
+  // op: of the call that wants it, for errors.
+
+  [[nodiscard]] size_t Size(uint32_t version, std::string_view op = "size") const {
+    const auto lock = Read(version, op, {});
     return in_.store.size();
   }
 
   /// All rows; `with_slots` false leaves the optimizer's slots behind.
-  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots) const;
-  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version) const;
+  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots, std::string_view op = "export") const;
+  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version, std::string_view op = "export") const;
 
   /// The same, but the rows stay where they are, to be copied out part by part by NextOf, and writes may go
   /// on.

@@ -13,8 +13,8 @@ inline std::shared_ptr<Table> Table::Make(const TableSpec& spec, const std::stri
   return table;
 }
 
-inline Snapshot Table::Export(uint32_t version, bool with_slots) const {
-  const auto lock = Read(version, "export", {});
+inline Snapshot Table::Export(uint32_t version, bool with_slots, std::string_view op) const {
+  const auto lock = Read(version, op, {});
   Snapshot out = CopyAll(in_.store, row_bytes(), with_slots, OnThreads);
   out.last_step = in_.last_step;
   return out;
@@ -40,8 +40,8 @@ inline size_t Table::NextOf(Frozen& frozen, const SnapshotSpace& to) const {
   return frozen.Next(in_.store, to);
 }
 
-inline AdmissionState Table::ExportAdmission(uint32_t version) const {
-  const auto lock = Read(version, "export", {});
+inline AdmissionState Table::ExportAdmission(uint32_t version, std::string_view op) const {
+  const auto lock = Read(version, op, {});
   return in_.admission.Save();
 }
 

@@ -150,14 +150,15 @@ class DeviceTable {
   void Settle() const;
   /// The live version for a new handle, once all that has been asked is done.
   [[nodiscard]] uint32_t SettledVersion() const;
-  [[nodiscard]] size_t Size(uint32_t version) const;
+  [[nodiscard]] size_t Size(uint32_t version, std::string_view op = "size") const;
   void Reserve(uint32_t version, size_t n);
-  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots) const;
-  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version) const;
+  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots, std::string_view op = "export") const;
+  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version, std::string_view op = "export") const;
   /// As the CPU's table, but the rows are copied to the host at once.
   [[nodiscard]] std::pair<std::shared_ptr<WholeSnapshot>, AdmissionState> Freeze(uint32_t version,
                                                                                  bool with_slots) const {
-    return {std::make_shared<WholeSnapshot>(Export(version, with_slots)), ExportAdmission(version)};
+    return {std::make_shared<WholeSnapshot>(Export(version, with_slots, "save")),
+            ExportAdmission(version, "save")};
   }
   [[nodiscard]] size_t NextOf(WholeSnapshot& frozen, const SnapshotSpace& to) const {
     return frozen.Next(to);

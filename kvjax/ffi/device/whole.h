@@ -133,12 +133,12 @@ uint32_t DeviceTable<Q>::SettledVersion() const {
 }
 
 template <class Q>
-size_t DeviceTable<Q>::Size(uint32_t version) const {
+size_t DeviceTable<Q>::Size(uint32_t version, std::string_view op) const {
   Q q = Q::Alone(spec_.device);
-  const Entered entered(*this, q, "size");
+  const Entered entered(*this, q, op);
   const Control control = Fetch(q, control_.data());
   Raise();
-  Expect("size", version, control);
+  Expect(op, version, control);
   return static_cast<size_t>(control.size);
 }
 
@@ -161,20 +161,20 @@ void DeviceTable<Q>::Reserve(uint32_t version, size_t n) {
 }
 
 template <class Q>
-Snapshot DeviceTable<Q>::Export(uint32_t version, bool with_slots) const {
+Snapshot DeviceTable<Q>::Export(uint32_t version, bool with_slots, std::string_view op) const {
   Q q = Q::Alone(spec_.device);
-  const Entered entered(*this, q, "export");
+  const Entered entered(*this, q, op);
   const Control control = Fetch(q, control_.data());
-  Expect("export", version, control);
+  Expect(op, version, control);
   return Copy(q, control, with_slots);
 }
 
 template <class Q>
-AdmissionState DeviceTable<Q>::ExportAdmission(uint32_t version) const {
+AdmissionState DeviceTable<Q>::ExportAdmission(uint32_t version, std::string_view op) const {
   Q q = Q::Alone(spec_.device);
-  const Entered entered(*this, q, "export");
+  const Entered entered(*this, q, op);
   const Control control = Fetch(q, control_.data());
-  Expect("export", version, control);
+  Expect(op, version, control);
   return admission_.Save(q, control);
 }
 

@@ -52,7 +52,7 @@ Prepared<T> BeginLoad(const std::shared_ptr<T>& table, uint32_t version, const n
     head.layout.Add(ToString(each[0]), ToString(each[1]), nb::cast<size_t>(each[2]));
   }
   return HostCall(name, "load", [&] {
-    if (!with_counts) head.admission = table->ExportAdmission(version);
+    if (!with_counts) head.admission = table->ExportAdmission(version, "load");
     return Prepared<T>{table, table->BeginLoad(version, head), head.rows};
   });
 }

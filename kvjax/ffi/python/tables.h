@@ -189,14 +189,15 @@ inline void AdmissionToNumpy(AdmissionState&& admission, nb::dict& out) {
 }
 
 template <class T>
-nb::dict ExportTable(std::string_view name, size_t shard, uint32_t version, bool with_slots) {
-  return WithMemory(name, "export", [&] {
-    const auto table = ShardOf<T>(name, "export", shard);
+nb::dict ExportTable(std::string_view name, size_t shard, uint32_t version, bool with_slots,
+                     std::string_view op) {
+  return WithMemory(name, op, [&] {
+    const auto table = ShardOf<T>(name, op, shard);
     Snapshot s;
     AdmissionState admission;
-    HostCall(name, "export", [&] {
-      s = table->Export(version, with_slots);
-      admission = table->ExportAdmission(version);
+    HostCall(name, op, [&] {
+      s = table->Export(version, with_slots, op);
+      admission = table->ExportAdmission(version, op);
     });
     nb::dict out = SnapshotToNumpy(std::move(s));
     AdmissionToNumpy(std::move(admission), out);
@@ -281,11 +282,12 @@ void BindTables(nb::module_& m) {
       nb::arg("name"), nb::arg("shard"), "The live version, once no write is under way.");
   m.def(
       "size",
-      [](std::string_view name, size_t shard, uint32_t version) {
-        const auto table = ShardOf<T>(name, "size", shard);
-        return HostCall(name, "size", [&] { return table->Size(version); });
+      [](std::string_view name, size_t shard, uint32_t version, std::string_view op) {
+        const auto table = ShardOf<T>(name, op, shard);
+        return HostCall(name, op, [&] { return table->Size(version, op); });
       },
-      nb::arg("name"), nb::arg("shard"), nb::arg("version"), "The number of rows of a shard.");
+      nb::arg("name"), nb::arg("shard"), nb::arg("version"), nb::arg("op") = "size",
+      "The number of rows of a shard. op: of the call that asks, for errors.");
   m.def(
       "reserve",
       [](std::string_view name, size_t shard, uint32_t version, size_t n) {
@@ -293,14 +295,14 @@ void BindTables(nb::module_& m) {
         HostCall(name, "reserve", [&] { table->Reserve(version, n); });
       },
       nb::arg("name"), nb::arg("shard"), nb::arg("version"), nb::arg("n"), "Makes space for n rows in all.");
-  m.def(
-      "export_table", &ExportTable<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
-      nb::arg("with_slots"),
-      nb::sig("def export_table(name: str, shard: int, version: int, with_slots: bool) -> dict[str, object]"),
-      "The snapshot of a shard as flat arrays, sorted by (bucket, key): keys, values, freqs, versions, "
-      "has_slots,\n"
-      "pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,\n"
-      "pending_counts and sketch.");
+  m.def("export_table", &ExportTable<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
+        nb::arg("with_slots"), nb::arg("op") = "export",
+        nb::sig("def export_table(name: str, shard: int, version: int, with_slots: bool, op: str = 'export') "
+                "-> dict[str, object]"),
+        "The snapshot of a shard as flat arrays, sorted by (bucket, key): keys, values, freqs, versions, "
+        "has_slots,\n"
+        "pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,\n"
+        "pending_counts and sketch. op: of the call that wants it, for errors.");
   m.def("stats", &TableStats<T>, nb::arg("name"), nb::arg("shard"),
         nb::sig("def stats(name: str, shard: int) -> dict[str, typing.Any]"),
         "What a shard holds and has done, by name; \"evicted\" is a dict of rows by reason.");
