@@ -56,6 +56,14 @@ class Placement:
         auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
         return cls(auto, axes, **options)
 
+    def __str__(self) -> str:
+        """ "4 shards over mesh {'x': 4}", in errors."""
+        rows = "a copy on each device" if self.replicated else f"{self.num_shards} shards"
+        axes = "" if self.axes == self.mesh.axis_names else f" along {', '.join(map(repr, self.axes))}"
+        by = getattr(self.partitioner, "__name__", repr(self.partitioner))
+        rest = "" if self.partitioner is None else f" by {by}"
+        return f"{rows} over mesh {dict(self.mesh.shape)}{axes}{rest}{f', wire {self.wire}' if self.wire else ''}"
+
     @property
     def num_devices(self) -> int:
         """Along the axes: into so many pieces a batch is cut."""

@@ -180,9 +180,19 @@ class TableSpec(Options):
     def differences(self, other: TableSpec) -> str:
         """ "dim 8 (not 16), seed 1 (not 2)": what this spec has and `other` has not."""
         mine, theirs = vars(self), vars(other)
-        different = [k for k in ("dim", *ENTRIES, "placement") if mine[k] != theirs[k]]
-        looks_equal = " another function; define it once, at the top of a module"
         return ", ".join(
-            f"{k} {mine[k]!r} (not {theirs[k]!r}{looks_equal if repr(mine[k]) == repr(theirs[k]) else ''})"
-            for k in different
+            f"{k} {_shown(mine[k], theirs[k])}" for k in ("dim", *ENTRIES, "placement") if mine[k] != theirs[k]
         )
+
+    def moved_from(self, other: TableSpec) -> bool:
+        """Whether this is the table of `other`, which `Table.to` or `reshard` may have put elsewhere."""
+        return self == dataclasses.replace(other, placement=self.placement, storage=self.storage)
+
+
+def _shown(mine: Any, theirs: Any) -> str:
+    placements = isinstance(mine, Placement) or isinstance(theirs, Placement)
+    left, right = (repr(x) if not placements else "one place" if x is None else str(x) for x in (mine, theirs))
+    if left != right:
+        return f"{left} (not {right})"
+    other = "on other devices or by another function" if placements else "another function"
+    return f"{left} (not {right} {other}; define it once, at the top of a module)"

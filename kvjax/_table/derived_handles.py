@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Self
 
 import jax
@@ -84,7 +83,7 @@ class Handles(Handle):
     def _where_it_is(self) -> Self:
         """This handle, of the table in the place to which `reshard` or `to` has moved it since."""
         now = PROCESS.spec_of(self.name)
-        if now is None or now != dataclasses.replace(self.spec, placement=now.placement, storage=now.storage):
+        if now is None or not now.moved_from(self.spec):
             return self
         return type(self)(self.given, now)
 

@@ -302,10 +302,10 @@ def check_spec(table: Handle, op: str) -> None:
             "make it with kvjax.get_table(name, dim=...)",
         )  # fmt: skip
     if now != table.spec:
-        raise fail(
-            RuntimeError, table.name, op, "the table that the handle was made for",
-            f"another of its name, with {now.differences(table.spec)}", "get its handle by kvjax.get_table(name)",
-        )  # fmt: skip
+        moved = now.moved_from(table.spec)
+        got = f"{'that table moved to' if moved else 'another of its name, with'} {now.differences(table.spec)}"
+        mend = f"get its handle by {'table.refresh()' if moved else 'kvjax.get_table(name)'}"
+        raise fail(RuntimeError, table.name, op, "the table that the handle was made for", got, mend)
 
 
 def _check_rows(table: Handle, op: str) -> None:

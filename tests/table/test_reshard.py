@@ -79,6 +79,30 @@ def test_handles_from_before_are_stale(make, mesh):
     assert "stale" in repr(old)
 
 
+def test_errors_say_where_a_table_is(make, places):
+    shown = {
+        "one place": "one place",
+        "4": r"4 shards over mesh {'x': 4}",
+        "axis": r"4 shards over mesh {'data': 2, 'model': 4} along 'model'",
+        "partitioner": r"4 shards over mesh {'x': 4} by by_low_bits",
+        "replicated": r"a copy on each device over mesh {'x': 4}",
+    }
+    for name, text in shown.items():
+        table = kvjax.reshard(make(dim=2, **places["8"]), **places[name])
+        with pytest.raises(ValueError, match=rf"got placement 8 shards over mesh {{'x': 8}} \(not {text}\); it has"):
+            kvjax.get_table(table.name, dim=2, **places["8"])
+    table = make(dim=2, **places["4"])
+    live = table.live()
+    kvjax.reshard(table, **places["partitioner"])
+    moved = "that table moved to placement 4 shards .* by by_low_bits .*; get its handle by table.refresh"
+    with pytest.raises(RuntimeError, match=moved):
+        live.lookup(KEYS)
+    mesh, one, other = places["4"]["mesh"], lambda keys, n: by_low_bits(keys, n), lambda keys, n: by_low_bits(keys, n)
+    table = make(dim=2, mesh=mesh, partitioner=one)
+    with pytest.raises(ValueError, match=r"by <lambda> on other devices or by another function; define it once"):
+        kvjax.get_table(table.name, dim=2, mesh=mesh, partitioner=other)
+
+
 def test_a_failure_leaves_the_table_as_it_was(make, mesh):
     table = trained(make(dim=2, mesh=mesh(4), initializer=1.0))
     before = table.snapshot().rows
