@@ -13,7 +13,7 @@ from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.integers import as_bits
 from kvjax._values.key_width import check_whole, own_bits, own_key
-from kvjax._values.numbers import is_integer
+from kvjax._values.numbers import is_integer, is_real
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,14 +86,15 @@ class Prune:
     predicate: Callable[[Exported], np.ndarray] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("min_frequency", "max_age", "min_norm", "top_k"):
+        for name in ("min_frequency", "max_age", "top_k", "min_norm"):
             value = getattr(self, name)
-            if value is not None and not (np.asarray(value).dtype.kind in "iuf" and value >= 0):
-                raise fail(
-                    ValueError, None, "Prune", f"a number >= 0 as {name}", repr(value), "None is for no such test"
-                )
-        if self.top_k is not None and not is_integer(self.top_k):
-            raise fail(ValueError, None, "Prune", "a number of rows as top_k", repr(self.top_k), "give an integer")
+            kind, is_one = ("a number", is_real) if name == "min_norm" else ("an integer", is_integer)
+            if value is not None and not (is_one(value) and value >= 0):
+                mend = "None is for no such test"
+                raise fail(ValueError, None, "Prune", f"{kind} >= 0 as {name}", repr(value), mend)
+        if not isinstance(self.zero_rows, (bool, np.bool_)):
+            mend = "True leaves out rows that are exactly zero"
+            raise fail(ValueError, None, "Prune", "True or False as zero_rows", repr(self.zero_rows), mend)
         if self.predicate is not None and not callable(self.predicate):
             want = "kvjax.Prune, or a function from an export to a mask"
             raise fail(TypeError, None, "prune", want, repr(self.predicate), "give one of these")

@@ -56,7 +56,8 @@ class Folder:
         try:
             text = (self.path / "current").read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise self.damaged(op, "a release that has been published", "none") from error
+            got = "none" if self.path.is_dir() else "no such folder"
+            raise self.damaged(op, "a release that has been published", got) from error
         if not _is_name(text):
             raise self.damaged(op, "the name of a release in its file 'current'", f"{text!r:.50}")
         return text.decode()

@@ -138,7 +138,7 @@ def test_one_file_is_replaced_under_its_readers(tmp_path):
 
 def test_what_goes_wrong_leaves_the_current_release(tmp_path):
     releases = Releases(tmp_path / "v")
-    with pytest.raises(FrozenError, match="refresh: want a release that has been published, got none"):
+    with pytest.raises(FrozenError, match="refresh: want a release that has been published, got no such folder"):
         releases.current()
     releases.publish({"a/b": rows(0, 3)}, {"number": b"0"}, missing="zeros")
     release = releases.current()
@@ -199,7 +199,7 @@ def test_arguments_that_mean_nothing_publish_nothing(tmp_path):
         FrozenTable.write(tmp_path / "t", rows(1, 3), missing=np.full(4, 1e300))
     assert [info.number for info in releases.history()] == [1]
     (tmp_path / "file").touch()
-    with pytest.raises(FrozenError, match="want a release that has been published, got none"):
+    with pytest.raises(FrozenError, match="want a release that has been published, got no such folder"):
         Releases(tmp_path / "file").current()
     assert pickle.loads(pickle.dumps(releases)).current()["t"].lookup(1).tolist() == [1.0] * 4
     (tmp_path / "v/00000001/checkpoint").write_bytes(b"\xff")

@@ -127,7 +127,7 @@ def test_what_cannot_be_gone_back_to(releases, tmp_path):
             call(7)
         with pytest.raises(TypeError, match=f"{op}: want the number of a release, got '2'"):
             call("2")
-        with pytest.raises(FrozenError, match=f"{op}: want a release that has been published, got none"):
+        with pytest.raises(FrozenError, match=f"{op}: want a release that has been published, got no such folder"):
             getattr(Releases(tmp_path / "other"), op)(1)
     for call in (Releases(tmp_path / "other").resume, Releases(tmp_path / "other").history):
         with pytest.raises(FrozenError, match="want a release that has been published"):

@@ -1,5 +1,6 @@
 """Pruning: rules alone and together, pieces like the whole, and a dry run that says what each leaves out."""
 
+import re
 import warnings
 
 import jax.numpy as jnp
@@ -82,11 +83,16 @@ def test_keys_to_keep_and_numbers_of_rows_are_exact():
         with pytest.raises(TypeError, match=r"Prune\(keep=\): want ids of 64 bits, got a JAX array of 32-bit"):
             kvjax.Prune(keep=cut)
     kvjax.Prune(keep=kvjax.keys(jnp.arange(3), key_dtype="int32"))
-    with pytest.raises(ValueError, match="a number of rows as top_k"):
-        kvjax.Prune(top_k=2.5)
-    for name in ("top_k", "min_frequency", "max_age", "min_norm"):
-        with pytest.raises(ValueError, match=f"want a number >= 0 as {name}, got '5'"):
-            kvjax.Prune(**{name: "5"})
+    for name in ("top_k", "min_frequency", "max_age"):
+        for wrong in ("5", 2.5, True, -1, np.array([1, 2])):
+            with pytest.raises(ValueError, match=f"want an integer >= 0 as {name}, got {re.escape(repr(wrong))}"):
+                kvjax.Prune(**{name: wrong})
+    for wrong in ("5", float("nan"), -0.5, np.ones(2)):
+        with pytest.raises(ValueError, match=f"want a number >= 0 as min_norm, got {re.escape(repr(wrong))}"):
+            kvjax.Prune(min_norm=wrong)
+    with pytest.raises(ValueError, match="want True or False as zero_rows, got 'no'"):
+        kvjax.Prune(zero_rows="no")
+    kvjax.Prune(min_frequency=np.int64(2), max_age=0, min_norm=np.float32(1.5), zero_rows=np.True_)
     for use in (lambda: table.export(prune=5), lambda: kvjax.Prune(predicate=5)):
         with pytest.raises(TypeError, match=r"want kvjax.Prune, or a function .* got 5"):
             use()
