@@ -122,7 +122,7 @@ class Every:
     def __and__(self, other: Any = None) -> Policy:
         return _policy(self)  # raises
 
-    __rand__ = __or__ = __ror__ = __invert__ = every = __and__
+    __rand__ = __or__ = __ror__ = __invert__ = __and__
 
     def __repr__(self) -> str:
         inner = f"({self.policy!r})" if isinstance(self.policy, (_Both, _Not)) else repr(self.policy)

@@ -274,8 +274,6 @@ def test_what_evict_takes(make):
         evict.MaxAge(1) & evict.MaxAge(2).every(3)
     with pytest.raises(TypeError, match=r"every\(\.\.\.\) comes last"):
         evict.MaxAge(2).every(3) | evict.MaxAge(1)
-    with pytest.raises(TypeError, match=r"every\(\.\.\.\) comes last"):
-        evict.MaxAge(2).every(3).every(4)
     with pytest.raises(TypeError, match="between policies"):
         evict.MaxAge(1) and evict.MinNorm(1.0)
     assert repr(evict.MaxAge(np.int64(3)) & evict.MinNorm(np.float32(0.5))) == "MaxAge(3) & MinNorm(0.5)"
