@@ -77,7 +77,8 @@ def _say_what_failed() -> None:
         print(f"kvjax: a step was refused, and kvjax.commit has not been called: {text}", file=sys.stderr)
     for text in failed:
         if text not in PROCESS.met and text not in str(getattr(sys, "last_value", None)):
-            print(f"kvjax: a write has failed that no call of kvjax has met: {text}", file=sys.stderr)
+            said = "a write has failed that no call of kvjax has met (one of JAX may have)"
+            print(f"kvjax: {said}: {text}", file=sys.stderr)
     if failed:
         for device in jax.local_devices():
             with jax.default_device(device):
