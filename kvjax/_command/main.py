@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
-import os
-import re
 import sys
 import traceback
 from collections.abc import Sequence
 
 import kvjax
+from kvjax._command.errors import as_said, text_of
+from kvjax._command.streams import prepared
 from kvjax._formats.choices import FILE_FORMATS, MERGE_RULES, QUANTISED, SYSTEMS
 
 _CHECKPOINT = (
     "a checkpoint's folder, a step of an Orbax CheckpointManager, or the manager's folder (then its last step)"
 )
 _EPILOG = (
-    "Exit status: 0 if all is well, 1 if verify or releases --verify found damage or loss, diff a difference, or get a "
-    "key without a row, 2 for an error."
+    "Exit status: 0 if all is well, 1 if verify or releases found damage or loss, diff a difference, or get a key "
+    "without a row, 2 for an error, 130 after Ctrl-C."
 )
 
 
@@ -177,50 +176,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 1 if what was looked at is not as it should be, or 2 for an error.
     """
-    _prepare_streams()
-    args = parser().parse_args(argv)
+    with prepared():
+        return _run(parser().parse_args(argv))
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
-        status = importlib.import_module(f"kvjax._command.{args.command}").run(args)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # of `kvjax top ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return importlib.import_module(f"kvjax._command.{args.command}").run(args)
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        print(as_said(_text(error), args), file=sys.stderr)
+        print(as_said(text_of(error, args.command), args), file=sys.stderr)
         return 2
     except Exception:  # a bug; Python's own status would be 1, a difference
         traceback.print_exc()
         return 2
-
-
-def _prepare_streams() -> None:
-    """Has a stream that was closed take everything, and one in another encoding escape what that lacks."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # of `kvjax inspect saved >&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # until the process ends
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _text(error: Exception) -> str:
-    """What an error says; of one of the system that has a sentence of ours, without the number."""
-    if isinstance(error, OSError) and str(error.strerror).startswith("kvjax: ") and error.filename is not None:
-        return f"{error.strerror}: {os.fspath(error.filename)}"
-    return str(error)
-
-
-def as_said(text: str, args: argparse.Namespace) -> str:
-    """An error of a function, with the flags of the command for its arguments."""
-    flags = {"overwrite=True": "--overwrite", 'dtype="float32"': "--dtype float32", "format=": "--to"}
-    flags |= {f"{name}=": f"--{name}" for name in ("base", "quantise", "dim", "table")}
-    for argument, flag in flags.items():
-        if hasattr(args, flag.split()[0].removeprefix("--")):
-            text = re.sub(rf"\b{re.escape(argument)}", flag, text)
-    return text if text.startswith("kvjax") else f"kvjax: {args.command}: {text}"  # of the system, say
 
 
 def _rules(command: argparse.ArgumentParser) -> None:

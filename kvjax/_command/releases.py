@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from kvjax._command.errors import text_of
 from kvjax._command.output import print_json, print_table, progress, size
 from kvjax.serving import FrozenError, Release, ReleaseInfo, Releases
 
 
 def run(args: argparse.Namespace) -> int:
     """Makes another release the current one, or lets others take its place, if that is asked; prints what is there. 1
-    if something is damaged."""
+    if something is damaged, unless something else was asked, and was done."""
     releases = Releases(args.folder)
     try:
         if args.rollback is not None:
@@ -27,24 +28,26 @@ def run(args: argparse.Namespace) -> int:
             release = releases.open(info.number)
         except KeyError:  # it went meanwhile
             continue
-        except FrozenError as error:  # which no server can open, and so who rolls back wants to know
-            damaged.append(str(error))
+        except (FrozenError, OSError) as error:  # which no server can open, and so who rolls back wants to know
+            damaged.append(text_of(error, "releases"))
         found.append((info, release))
     if args.verify:
         with progress("reading tables", args.json):
             damaged += [problem for _, release in found if release is not None for problem in _damage_of(release)]
+    changed = args.rollback is not None or args.resume
+    status = 1 if damaged and (args.verify or not changed) else 0
     described, current, paused = [_described(*each) for each in found], found[-1][0].number, releases.paused
     if args.json:
         about = {"folder": str(args.folder), "current": current, "paused": paused}
         print_json(about | {"releases": described, "damaged": damaged})
-        return 1 if damaged else 0
+        return status
     state = ", paused: no other takes its place until --resume" if paused else ""
     print(f"{args.folder}: release {current} is the current one{state}")
     columns = ("release", "published", "is again", "tables", "rows", "files", "on disk", "from")
     print_table("", columns, map(_line, described))
     for problem in damaged:
         print(problem)
-    return 1 if damaged else 0
+    return status
 
 
 def _described(info: ReleaseInfo, release: Release | None) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
+from kvjax._command.errors import as_said
 from kvjax._command.output import print_json, print_table, progress, size
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints what is damaged, or lost of what it builds on; 1 if something is."""
-    from kvjax._command.main import as_said
     from kvjax.checkpoint._verify import verify
 
     with progress("reading files", args.json):

@@ -92,7 +92,7 @@ class Prune:
             if value is not None and not (is_one(value) and value >= 0):
                 mend = "None is for no such test"
                 raise fail(ValueError, None, "Prune", f"{kind} >= 0 as {name}", repr(value), mend)
-        if not isinstance(self.zero_rows, (bool, np.bool_)):
+        if not isinstance(self.zero_rows, (bool, np.bool_)):  # pyright: ignore[reportUnnecessaryIsInstance]
             mend = "True leaves out rows that are exactly zero"
             raise fail(ValueError, None, "Prune", "True or False as zero_rows", repr(self.zero_rows), mend)
         if self.predicate is not None and not callable(self.predicate):

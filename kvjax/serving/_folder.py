@@ -54,12 +54,13 @@ class Folder:
           FrozenError: there is none.
         """
         try:
-            text = (self.path / "current").read_bytes()
+            with saying(f"releases, {op}", reads=True):
+                text = (self.path / "current").read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
             got = "none" if self.path.is_dir() else "no such folder"
-            raise self.damaged(op, "a release that has been published", got) from error
+            raise self._unnamed(op, "a release that has been published", got) from error
         if not _is_name(text):
-            raise self.damaged(op, "the name of a release in its file 'current'", f"{text!r:.50}")
+            raise self._unnamed(op, "the name of a release in its file 'current'", f"{text!r:.50}")
         return text.decode()
 
     def published(self, op: str) -> list[int]:
@@ -84,6 +85,13 @@ class Folder:
 
     def damaged(self, op: str, want: str, got: str) -> Exception:
         return self.failed(FrozenError, op, want, got, "publish one with Releases.publish")
+
+    def _unnamed(self, op: str, want: str, got: str) -> Exception:
+        there = self._numbers() if self.path.is_dir() else []
+        if not there:
+            return self.damaged(op, want, got)
+        mend = f"write the name of one that is there ({there[-1]:08}, say) into its file 'current', or publish one"
+        return self.failed(FrozenError, op, want, got, mend)
 
     def check_not_paused(self, op: str) -> None:
         """

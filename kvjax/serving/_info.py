@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvjax._formats.atomic import written
+from kvjax._formats.atomic import saying, written
 from kvjax._values.numbers import integer_in, is_integer, is_real
 from kvjax.serving._format import damaged, read
 
@@ -63,8 +63,18 @@ def info_of(path: Path) -> ReleaseInfo:
     Raises:
       FileNotFoundError: it is not there.
     """
-    at, said = path / _CHECKPOINT, path / _INFO
     info = ReleaseInfo(int(path.name), _utc(os.stat(path).st_mtime), (), None, None)
+    try:
+        with saying("open", reads=True):
+            return _read(path, info)
+    except FileNotFoundError:  # it went meanwhile
+        raise
+    except OSError as error:
+        return dataclasses.replace(info, damaged=f"{error.strerror}: {error.filename}")
+
+
+def _read(path: Path, info: ReleaseInfo) -> ReleaseInfo:
+    at, said = path / _CHECKPOINT, path / _INFO
     if at.exists():
         digests = at.read_bytes()
         if not digests.isascii():

@@ -346,7 +346,7 @@ class Releases:
         self._folder.name("rollback")  # or it says so, and makes no folder
         with self._folder.locked("rollback"):
             old = self._open(number, "rollback")
-            with contextlib.suppress(FrozenError):  # of the current one, which may be damaged
+            with contextlib.suppress(FrozenError, OSError):  # of the current one, which may be damaged
                 now = self.refresh()
                 if now.info.original == old.info.original:
                     self._folder.pause(now.path.name)

@@ -1,6 +1,9 @@
 """``kvjax releases``: what it lists, and how an operator goes back from a bad release without Python."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,7 +68,9 @@ def test_back_from_a_release_that_cannot_be_opened(folder, run):
     status, text = run(folder)
     assert status == 1 and "damaged" in text and text.count("user.frozen") == 1
     status, found = run(folder, "--rollback", 1, "--json")
-    assert status == 1 and (found["current"], found["paused"]) == (3, True)  # the damaged one is still there
+    assert status == 0 and (found["current"], found["paused"]) == (3, True)  # it was done
+    assert "user.frozen" in found["damaged"][0] and run(folder)[0] == 1  # the damaged one is still there
+    assert run(folder, "--rollback", 1, "--verify")[0] == 1
     assert sorted(Releases(folder).current()) == ["item", "user"]
 
 
@@ -74,7 +79,26 @@ def test_what_is_known_of_one_is_damaged(folder, run):
     status, found = run(folder, "--json")
     assert status == 1 and "00000001/info" in found["damaged"][0] and found["current"] == 2
     assert [release["tables"] is None for release in found["releases"]] == [True, False]
-    assert run(folder, "--rollback", 2)[0] == 1 and Releases(folder).paused
+    assert run(folder, "--rollback", 2)[0] == 0 and Releases(folder).paused
+
+
+@pytest.mark.parametrize("where", ["user.frozen", "info"])
+def test_one_that_may_not_be_read(where, folder, run, monkeypatch):
+    """Hides none of the others, and is no reason to stay with it."""
+    refused = folder / "00000002" / where
+    refuse = OSError(errno.EACCES, os.strerror(errno.EACCES), str(refused))
+    read, read_bytes = os.open, Path.read_bytes
+    monkeypatch.setattr(os, "open", lambda path, *how: _raise(refuse) if path == refused else read(path, *how))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: _raise(refuse) if path == refused else read_bytes(path))
+    status, found = run(folder, "--json")
+    assert status == 1 and [release["tables"] is None for release in found["releases"]] == [False, True]
+    (problem,) = found["damaged"]
+    assert "Permission denied; let this process read it: " in problem and problem.endswith(str(refused))
+    assert run(folder, "--rollback", 1)[0] == 0 and Releases(folder).current().number == 3
+
+
+def _raise(error):
+    raise error
 
 
 def test_every_byte_is_read_if_that_is_asked(folder, run):
@@ -96,6 +120,14 @@ def test_errors(folder, run, tmp_path, capsys):
     assert not (tmp_path / "none").exists()
     (tmp_path / "empty").mkdir()
     assert "want a release that has been published, got none" in run(tmp_path / "empty")[1]
+    current = (folder / "current").read_bytes()
+    for text in (b"", None):
+        (folder / "current").unlink()
+        if text is not None:
+            (folder / "current").write_bytes(text)
+        status, text = run(folder, "--rollback", 1)
+        assert status == 2 and "write the name of one that is there (00000002, say) into its file 'current'" in text
+        (folder / "current").write_bytes(current)
     with pytest.raises(SystemExit):
         main(["releases", str(folder), "--rollback", "1", "--resume"])
     assert "not allowed with" in capsys.readouterr().err

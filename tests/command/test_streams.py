@@ -28,6 +28,19 @@ def test_a_stream_that_is_closed_or_has_no_such_letters(tmp_path):
 
 
 @slow
+def test_the_status_does_not_depend_on_who_reads(tmp_path):
+    kvjax.checkpoint.save(tmp_path / "a", [kvjax.get_table("command_unread", dim=1)])
+    (tmp_path / "a/command_unread/kvjax.json").write_bytes(b"")
+    for command in (["verify", str(tmp_path / "a")], ["verify", "--json", str(tmp_path / "a")], ["--help"]):
+        run = subprocess.Popen(
+            [sys.executable, "-m", "kvjax", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        run.stdout.close()  # as `| true` does
+        assert (run.wait(60), run.stderr.read()) == (int(command != ["--help"]), "")
+        run.stderr.close()
+
+
+@slow
 def test_output_for_programs(capsys):
     print_json({"a": float("nan"), 1: np.float32(2), "b": (np.arange(2), True, None, Path("x"), kvjax.Prune(top_k=1))})
     found = json.loads(capsys.readouterr().out)

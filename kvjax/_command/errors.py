@@ -1,0 +1,31 @@
+"""Errors of a command: the texts of functions, in the words of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+
+from kvjax._formats.atomic import saying
+
+
+def text_of(error: Exception, command: str) -> str:
+    """What an error says; of one of the system with a sentence of ours, and without the number."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        with contextlib.suppress(OSError), saying(command, reads=True):  # unless somebody has said more
+            raise error
+        return f"{error.strerror}: {os.fspath(error.filename)}"
+    if isinstance(error, MemoryError) and not str(error).startswith("kvjax"):  # of Python or NumPy
+        return f"want memory, got none ({error or 'MemoryError'}); free memory, or raise the limit of this process"
+    return str(error)
+
+
+def as_said(text: str, args: argparse.Namespace) -> str:
+    """An error of a function, with the flags of the command for its arguments."""
+    flags = {"overwrite=True": "--overwrite", 'dtype="float32"': "--dtype float32", "format=": "--to"}
+    flags |= {f"{name}=": f"--{name}" for name in ("base", "quantise", "dim", "table")}
+    for argument, flag in flags.items():
+        if hasattr(args, flag.split()[0].removeprefix("--")):
+            text = re.sub(rf"\b{re.escape(argument)}", flag, text)
+    return text if text.startswith("kvjax") else f"kvjax: {args.command}: {text}"  # of the system, say
