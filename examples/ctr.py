@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from arguments import positive
 from flax.training.train_state import TrainState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -209,9 +210,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--tables", choices=("one", "many"), default="one", help="one table, or one for each column")
     add("--admit", type=int, metavar="K", help="a category gets its row the K-th time it is seen (default: the first)")
     add("--max-capacity", type=int, metavar="N", help="rows of a table; those written longest ago are evicted")
-    add("--rows", type=int, default=800_000, help="rows of the synthetic log")
+    add("--rows", type=positive, default=800_000, help="rows of the synthetic log")
     add("--test-rows", type=int, metavar="N", help="rows at the end to test on (default: a tenth)")
-    add("--batch", type=int, default=1024, help="rows a step; fewer if the log is small")
+    add("--batch", type=positive, default=1024, help="rows a step; fewer if the log is small")
     add("--lr", type=float, default=5e-3, help="Adam's, of the dense layers; decays to 0")
     add("--table-lr", type=float, default=0.02, help="Adagrad's, of the tables")
     add("--seed", type=int, default=0)

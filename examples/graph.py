@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from arguments import arrays_of, positive
 from flax import nnx
 from rich.console import Console
 from rich.progress import track
@@ -128,14 +129,14 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", type=Path, metavar="NPZ", help='arrays "source" and "target" (n,) of ids, in the order of time')
-    add("--edges", type=int, default=1_000_000, help="of the synthetic graph")
+    add("--edges", type=positive, default=1_000_000, help="of the synthetic graph")
     add(
         "--max-capacity",
         type=int,
         metavar="N",
         help="rows of each table (default: what finds 95 %% of all that can be)",
     )
-    add("--batch", type=int, default=1024, help="edges a step")
+    add("--batch", type=positive, default=1024, help="edges a step")
     add("--lr", type=float, default=0.5, help="Adagrad's")
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
@@ -161,8 +162,8 @@ def limit_of(edges: Edges, args: argparse.Namespace, console: Console) -> tuple[
 def main() -> int:
     args, console = parse_arguments(), Console()
     if args.data:
-        with np.load(args.data) as file:
-            edges = Edges(file["source"], file["target"])
+        found = arrays_of(args.data, "source", "target")
+        edges = Edges(found["source"], found["target"])
         if len(edges.source) < 2 * args.batch:
             sys.exit(f"want {2 * args.batch} edges or more, got {len(edges.source)}; give --batch")
     else:

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from arguments import positive
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -63,7 +64,11 @@ def planted(titles: int, seed: int) -> Clicks:
 
 
 def read(path: Path) -> Clicks:
-    lines = [line.split("\t") for line in path.read_text().splitlines() if line.strip()]
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"want lines of a query, a tab and a title, got: {error}")
+    lines = [line.split("\t") for line in text.splitlines() if line.strip()]
     if wrong := [i for i, line in enumerate(lines) if len(line) != 2]:
         sys.exit(f"want lines of a query, a tab and a title; line {wrong[0] + 1} of {path} is something else")
     queries, titles = zip(*lines, strict=True)
@@ -185,9 +190,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", type=Path, metavar="TSV", help="lines of a query, a tab and the title that was chosen")
-    add("--titles", type=int, default=10_000, help="made-up ones; there are twelve queries for each")
-    add("--batch", type=int, default=256, help="clicks a step")
-    add("--epochs", type=int, default=5)
+    add("--titles", type=positive, default=10_000, help="made-up ones; there are twelve queries for each")
+    add("--batch", type=positive, default=256, help="clicks a step")
+    add("--epochs", type=positive, default=5)
     add("--min-frequency", type=int, default=50, help="of the parts whose rows servers get")
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from arguments import arrays_of, positive
 from flax import nnx
 from rich.console import Console
 from rich.progress import track
@@ -70,9 +71,10 @@ def planted(users: int, seed: int) -> tuple[Users, float]:
 
 def read(path: Path, console: Console) -> Users:
     """The users of a file who have an item each for the test, for validation and for training."""
-    with np.load(path) as file:
-        ptr, item = file["ptr"].astype(np.int64), file["item"].astype(np.int64)
-    lengths = np.diff(ptr)
+    found = arrays_of(path, "ptr", "item")
+    ptr, item = found["ptr"].astype(np.int64), found["item"].astype(np.int64)
+    if ptr.ndim != 1 or len(ptr) < 2 or (lengths := np.diff(ptr)).min() < 0 or (ptr[0], ptr[-1]) != (0, len(item)):
+        sys.exit(f"{path}: want ptr (users + 1,) from 0 to the number of items, got {ptr.shape} and {item.shape}")
     enough = lengths >= 3
     console.print(f"{enough.sum():,} users; {(~enough).sum():,} have fewer than three items, and are left out")
     return Users(np.concatenate([[0], np.cumsum(lengths[enough])]), item[np.repeat(enough, lengths)])
@@ -143,6 +145,8 @@ def others_of(users: Users, seed: int) -> np.ndarray:
     found = rng.choice(known, (len(users.ptr) - 1, OTHERS))
     for user, others in enumerate(found):
         had = users.item[users.ptr[user] : users.ptr[user + 1]]
+        if len(np.unique(had)) == len(known):
+            sys.exit(f"want items that user {user} has not had, got a user of all {len(known)}; give more items")
         while (again := np.isin(others, had)).any():
             others[again] = rng.choice(known, again.sum())
     return found
@@ -220,11 +224,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", type=Path, metavar="NPZ", help='arrays "ptr" (users + 1,) and "item" (n,)')
-    add("--users", type=int, default=8000, help="synthetic ones, and as many items")
-    add("--length", type=int, default=30, help="of the histories that the model sees")
-    add("--batch", type=int, default=128, help="users a step")
-    add("--others", type=int, default=256, help="items that each next item is held against in training")
-    add("--epochs", type=int, default=10)
+    add("--users", type=positive, default=8000, help="synthetic ones, and as many items")
+    add("--length", type=positive, default=30, help="of the histories that the model sees")
+    add("--batch", type=positive, default=128, help="users a step")
+    add("--others", type=positive, default=256, help="items that each next item is held against in training")
+    add("--epochs", type=positive, default=10)
     add("--lr", type=float, default=1e-3, help="Adam's, of the dense layers; decays to 0")
     add("--table-lr", type=float, default=5e-3, help="the same of the table, whose rows are trained more seldom")
     add("--dropout", type=float, default=0.2)

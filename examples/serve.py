@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import positive
 
 from kvjax.serving import FrozenError, FrozenTable, Release, Releases
 
@@ -318,14 +319,14 @@ def run(args: argparse.Namespace, folder: Path) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a log in the Criteo format; by default a synthetic one")
-    parser.add_argument("--rows", type=int, default=60_000, help="of the synthetic log")
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=160, help="before the first release; a quarter before each other")
-    parser.add_argument("--updates", type=int, default=3, help="releases while the server answers")
+    parser.add_argument("--rows", type=positive, default=60_000, help="of the synthetic log")
+    parser.add_argument("--batch", type=positive, default=512)
+    parser.add_argument("--steps", type=positive, default=160, help="before the first release; a quarter each later")
+    parser.add_argument("--updates", type=positive, default=3, help="releases while the server answers")
     parser.add_argument("--seconds", type=float, default=3.0, help="of load, beside training")
-    parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--quantise", help="store rows with fewer bits: float16, bfloat16 or int8")
-    parser.add_argument("--batches", type=int, default=300, help="to time the other two by")
+    parser.add_argument("--clients", type=positive, default=2)
+    parser.add_argument("--quantise", choices=("float16", "bfloat16", "int8"), help="store rows with fewer bits")
+    parser.add_argument("--batches", type=positive, default=300, help="to time the other two by")
     parser.add_argument("--smoke", action="store_true", help="a few seconds, to see that it runs")
     parser.add_argument("--serve", type=Path, metavar="FOLDER", help="only answer from this folder of releases")
     parser.add_argument("--program", type=Path, help=argparse.SUPPRESS)

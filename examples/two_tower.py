@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from arguments import positive
 from flax.training.train_state import TrainState
 from rich import console, progress
 from two_tower_data import Data, batches, gowalla, recall_and_ndcg, synthetic
@@ -280,9 +281,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kill-at", type=int, default=0, metavar="STEP", help="die there, to try resuming")
     parser.add_argument("--save-every", type=int, metavar="STEPS", help="0: never")
     parser.add_argument("--log-every", type=int, metavar="STEPS")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--epochs", type=positive)
+    parser.add_argument("--batch", type=positive)
+    parser.add_argument("--features", type=positive, default=64)
     parser.add_argument("--lr", type=float, help="Adam's, of the dense parameters; default 0.003, with --dense 0.004")
     parser.add_argument("--table-lr", type=float, default=0.02, help="of kvjax tables; --dense has one rate")
     parser.add_argument("--temperature", type=float, default=0.1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import zipfile
 from collections.abc import Iterator
 
 import numpy as np
+from arguments import arrays_of
 
 import kvjax
 
@@ -89,12 +89,7 @@ def gowalla(path: pathlib.Path) -> Data:
 
 def _check_gowalla(path: pathlib.Path) -> None:
     """Ends the program with a sentence if the file is another."""
-    want = "num_users, num_items, train_ptr, train_item, test_ptr, test_item"
-    try:
-        with np.load(path) as f:
-            got = {name: f[name] for name in want.split(", ")}
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise SystemExit(f"{path}: want an .npz file with {want}, got: {error}") from None
+    got = arrays_of(path, "num_users", "num_items", "train_ptr", "train_item", "test_ptr", "test_item")
     for part in ("train", "test"):
         pointers, items = got[f"{part}_ptr"], got[f"{part}_item"]
         if pointers.shape != (int(got["num_users"]) + 1,) or items.shape != (int(pointers[-1]),):

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from arguments import positive
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -22,9 +23,9 @@ import kvjax.orbax
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--devices", type=int, default=1, help="of each process, to shard tables and batches over")
+    parser.add_argument("--devices", type=positive, default=1, help="of each process, to shard tables and batches over")
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens, for several processes")
-    parser.add_argument("--processes", type=int, default=1, help="how many there are")
+    parser.add_argument("--processes", type=positive, default=1, help="how many there are")
     parser.add_argument("--process", type=int, default=0, help="which one this is")
 
 

@@ -1,0 +1,24 @@
+"""Arguments of the examples: numbers of something, and .npz files of some arrays."""
+
+import argparse
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+
+def positive(text: str) -> int:
+    """A number of 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"want a number from 1, got {text}")
+    return int(text)
+
+
+def arrays_of(path: Path, *names: str) -> dict[str, np.ndarray]:
+    """These arrays of a file; ends the program with a sentence if it is another."""
+    try:
+        with np.load(path) as file:
+            return {name: file[name] for name in names}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        got = str(error).partition(" You ")[0]  # NumPy goes on with how to load what nobody should
+        raise SystemExit(f"{path}: want an .npz file with {', '.join(names)}, got: {got}") from None
