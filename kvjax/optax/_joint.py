@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,16 +90,7 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
     tx = optax.with_extra_args_support(tx)
 
     def init(params: Any) -> Any:
-        without = jax.tree.map(lambda x: None if is_table(x) else x, params, is_leaf=is_table)
-        state = tx.init(without)
-        kept = jax.eval_shape(tx.init, jax.ShapeDtypeStruct((2, 2), jnp.float32))  # also where all are tables
-        if any(getattr(leaf, "ndim", 0) > 0 for leaf in (*jax.tree.leaves(state), *jax.tree.leaves(kept))):
-            raise fail(
-                ValueError, None, "joint", "a transform without state per element (clipping, scaling)",
-                "one with arrays in its state", "rows differ from step to step, so put it into kvjax.optax.partition",
-            )  # fmt: skip
-        _check_rows_of_zeros(tx)
-        return state
+        return _begun(tx, *jax.tree.flatten(params, is_leaf=is_table))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         whole = merged_of_all(updates)
@@ -116,41 +108,88 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
 
 def takes_joint(tx: Any) -> bool:
     """Whether `joint` takes it for tables, and can run it without more than gradients."""
-    joined, rows = joint(tx), jax.ShapeDtypeStruct((2, 2), jnp.float32)
+    tx, rows = optax.with_extra_args_support(tx), jax.ShapeDtypeStruct((2, 2), jnp.float32)
     try:
-        state = joined.init(np.zeros((2, 2), np.float32))
-        jax.eval_shape(joined.update, rows, state)
+        state = _begun(tx, [_Place(2)], jax.tree.structure(0))
+        jax.eval_shape(tx.update, rows, state)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return False
     return True
 
 
+class _Place(NamedTuple):
+    """What a transform is tried with in the place of a leaf: rows of a table, or an array of so many axes."""
+
+    dim: int | None
+    ndim: int = 2
+
+    @classmethod
+    def of(cls, x: Any) -> _Place:
+        return cls(x.dim) if is_table(x) else cls(None, jnp.ndim(x))
+
+    def drawn(self, rng: np.random.Generator) -> np.ndarray:
+        """Three rows, or a small array: what becomes of rows does not depend on how large that is."""
+        return rng.normal(size=(2,) * self.ndim if self.dim is None else (3, self.dim)).astype(np.float32)
+
+
+def _begun(tx: optax.GradientTransformationExtraArgs, leaves: Sequence[Any], treedef: Any) -> Any:
+    """The state of a transform of a tree in which some leaves are tables, or their places, once it has been tried.
+
+    Raises:
+      ValueError: it is none for `joint`.
+    """
+    places = tuple(x if isinstance(x, _Place) else _Place.of(x) for x in leaves)
+    rows = [x if at.dim is None else jnp.zeros((2, at.dim)) for x, at in zip(leaves, places, strict=True)]
+    state = tx.init(treedef.unflatten(rows))
+    if any(getattr(leaf, "ndim", 0) > 0 for leaf in jax.tree.leaves(state)):
+        raise fail(
+            ValueError, None, "joint", "a transform without state per element (clipping, scaling)",
+            "one with arrays in its state", "rows differ from step to step, so put it into kvjax.optax.partition",
+        )  # fmt: skip
+    _check_rows(tx, treedef, places)
+    return state
+
+
 @functools.lru_cache(maxsize=64)
-def _check_rows_of_zeros(tx: optax.GradientTransformationExtraArgs) -> None:
+def _check_rows(tx: optax.GradientTransformationExtraArgs, treedef: Any, places: tuple[_Place, ...]) -> None:
     """Whether rows come out the same beside rows of zeros and in another order, small ones and great ones.
 
     Raises:
-      ValueError: they do not.
+      ValueError: they do not, or the transform reads those of tables as parameters.
     """
-    rows = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    drawn = [at.drawn(rng) for at in places]
+    tables = [at.dim is not None for at in places]
+    dense = treedef.unflatten([None if is_rows else x for x, is_rows in zip(drawn, tables, strict=True)])
 
     @jax.jit
-    def run(rows: Any, params: Any = None) -> Any:
-        given: Any = {"t": params}
-        updates: Any = tx.update({"t": rows}, tx.init(given), given)[0]
-        return updates["t"]
+    def run(given: list[Any], params: Any) -> list[Any]:
+        updates = treedef.unflatten(given)
+        new = treedef.flatten_up_to(tx.update(updates, tx.init(updates), params)[0])
+        return [x for x, is_rows in zip(new, tables, strict=True) if is_rows]
 
     for scale in (1e-3, 1.0, 1e6):
+        scaled = [x * np.float32(scale) for x in drawn]
+        ways = (lambda x: x), (lambda x: np.pad(x, ((0, 2), (0, 0)))), (lambda x: x[::-1])
         try:
             with jax.ensure_compile_time_eval():
                 alone, beside, turned = (
-                    np.asarray(run(x * np.float32(scale))) for x in (rows, np.pad(rows, ((0, 2), (0, 0))), rows[::-1])
+                    [
+                        np.asarray(x)
+                        for x in run([way(x) if at else x for x, at in zip(scaled, tables, strict=True)], dense)
+                    ]
+                    for way in ways
                 )
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            _check_parameters(lambda: jax.eval_shape(run, rows, rows))
+            _check_parameters(lambda: jax.eval_shape(run, drawn, treedef.unflatten(drawn)))
             return  # it asks for what only a step has, and says so there
-        for got in (beside[:3], turned[::-1]):
-            if not np.allclose(got, alone, rtol=1e-4, atol=0):
+        for x, one, padded, back in zip(itertools.compress(drawn, tables), alone, beside, turned, strict=True):
+            if one.shape != x.shape:
+                raise fail(
+                    ValueError, None, "joint", f"updates {x.shape} of such rows", f"{one.shape}",
+                    "give a transform whose updates have the shapes of its gradients",
+                )  # fmt: skip
+            if not all(np.allclose(got, one, rtol=1e-4, atol=0) for got in (padded[:3], back[::-1])):
                 raise ValueError(
                     "kvjax: joint: want a transform that makes the same of a row beside rows of zeros, in any order, "
                     "got one by which rows depend on how many there are; take a norm (optax.clip_by_global_norm), or "

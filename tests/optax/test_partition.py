@@ -31,6 +31,42 @@ def test_joint_refuses_what_depends_on_rows_of_zeros(make_tx, make):
             init({"t": make(2), "w": jnp.ones(3)})
 
 
+BY_PATH = {"t": True, "other": False, "w": False}
+GROUPS = {"clipped": optax.clip_by_global_norm(0.5), "others": optax.identity()}
+
+
+def by_path(tree):
+    return jax.tree_util.tree_map_with_path(lambda path, x: BY_PATH[path[0].key], tree)
+
+
+@pytest.mark.parametrize("mask", [BY_PATH, by_path], ids=["tree", "function"])
+def test_joint_may_choose_places_of_the_tree(mask, make):
+    """It is tried on the tree that it is for: a mask finds tables at their places."""
+    params = {"t": make(2), "other": make(3), "w": jnp.ones(3)}
+    labels = jax.tree.map(lambda chosen: "clipped" if chosen else "others", BY_PATH)
+    grads = {
+        "t": kvjax.SparseRows(np.array([1, 2, 2]), jnp.array([[1.0, 1.0], [0.5, 0.5], [0.5, 0.5]])),
+        "other": kvjax.SparseRows(np.array([1]), jnp.ones((1, 3))),
+        "w": jnp.ones(3),
+    }
+    for tx in (optax.masked(GROUPS["clipped"], mask), optax.multi_transform(GROUPS, labels)):
+        joint = kvjax.optax.joint(tx)
+        got, _ = joint.update(grads, joint.init(params), params)
+        np.testing.assert_allclose(got["t"].rows[:2], np.full((2, 2), 0.25), rtol=1e-6)
+        assert (got["other"].rows == 1).all() and (got["w"] == 1).all()
+    decayed = kvjax.optax.joint(optax.masked(optax.add_decayed_weights(0.5), {**BY_PATH, "t": False, "w": True}))
+    assert (decayed.update(grads, decayed.init(params), params)[0]["w"] == 1.5).all()
+    for tx, wanted in (
+        (optax.clip_by_block_rms(0.1), "rows of zeros"), (optax.add_decayed_weights(0.1), "gradients alone"),
+        (optax.trace(0.9), "without state per element"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"joint: want .*{wanted}"):
+            kvjax.optax.joint(optax.masked(tx, mask)).init(params)
+    only_measures = optax.stateless(lambda updates, params: optax.tree.norm(updates))
+    with pytest.raises(ValueError, match=r"joint: want updates \(3, 2\) of such rows, got \(\)"):
+        kvjax.optax.joint(only_measures).init(params["t"])
+
+
 @pytest.mark.parametrize("tx", [optax.add_decayed_weights(0.1), optax.adaptive_grad_clip(0.1), optax.adam(1.0)])
 def test_joint_refuses_what_reads_rows_or_keeps_them(tx, make):
     """Where all parameters are tables, too."""
