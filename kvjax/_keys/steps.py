@@ -29,7 +29,7 @@ def step_words(step: Any, table: str, op: str) -> jax.Array:
             step = step[()] if step.shape == () else step
     if is_integer(step):
         if not 0 <= step < 2**63:
-            raise fail(ValueError, table, op, "a step of 0 or more", repr(step), "count steps from 0 or 1")
+            raise fail(ValueError, table, op, "a step of 0 or more, below 2**63", repr(step), "count steps from 0 or 1")
         return jnp.asarray(np.array([step], np.int64).view(np.uint32))
     step = array_of(step, table, op, "an integer step ()")
     if not jnp.issubdtype(step.dtype, jnp.integer) or step.shape != ():

@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import get_opaque_trace_state
 
 from kvjax._ops.as_value import as_value
 from kvjax._ops.programs import recent_programs
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
+from kvjax._values.tracing import in_a_trace
 
 WORD = jax.ShapeDtypeStruct((), jnp.uint32)
 """A version, a status or a canary."""
@@ -62,18 +62,8 @@ def _run(call: _Call, operands: Sequence[Any]) -> Any:
     attributes = dict(call.attributes)
     if attributes.get("table"):
         PROCESS.traced.add(attributes["table"])
-    traced = any(isinstance(x, Tracer) for x in operands) or (call.op is None and _is_traced())
+    traced = any(isinstance(x, Tracer) for x in operands) or (call.op is None and in_a_trace())
     return varying_like(_within(call, *operands), *operands) if traced else _by_itself(call, *operands)
-
-
-with jax.ensure_compile_time_eval():
-    _UNTRACED = get_opaque_trace_state(convention="kvjax")
-
-
-def _is_traced() -> bool:
-    """Whether JAX traces something, as `grad` does outside of `jit`. A program that is called in a trace gets another
-    entry in JAX's cache each time, also where no operand is traced."""
-    return get_opaque_trace_state(convention="kvjax") != _UNTRACED
 
 
 def _within(call: _Call, *operands: Any) -> Any:

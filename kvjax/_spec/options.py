@@ -136,6 +136,9 @@ def _on_full(request: Request, on_full: Any) -> str:
     request.want_one("on_full", ON_FULL, on_full)
     limit = request["max_capacity"]
     request.want(on_full == "grow" or limit, f"max_capacity beside on_full={on_full!r}", limit)
+    capacity = request.options.get("capacity", 0)  # of which a checkpoint says nothing
+    fits = on_full == "grow" or capacity <= limit
+    request.want(fits, f"capacity of at most max_capacity={limit} beside on_full={on_full!r}", capacity)
     return on_full
 
 

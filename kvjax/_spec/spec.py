@@ -188,6 +188,12 @@ class TableSpec(Options):
         """Whether this is the table of `other`, which `Table.to` or `reshard` may have put elsewhere."""
         return self == dataclasses.replace(other, placement=self.placement, storage=self.storage)
 
+    def instead_of(self, other: TableSpec) -> tuple[str, str]:
+        """What an error says where this table is and `other` was wanted: what it got, and the mend."""
+        if self.moved_from(other):
+            return f"that table moved to {self.differences(other)}", "get its handle by table.refresh()"
+        return f"another of its name, with {self.differences(other)}", "get its handle by kvjax.get_table(name)"
+
 
 def _shown(mine: Any, theirs: Any) -> str:
     placements = isinstance(mine, Placement) or isinstance(theirs, Placement)

@@ -28,6 +28,7 @@ from kvjax._table.refused import warn_of_refused
 from kvjax._table.table_update import TableUpdate
 from kvjax._table.view import View
 from kvjax._values.errors import fail
+from kvjax._values.tracing import is_traced
 
 H = TypeVar("H", bound="Handle")
 _NO_ROWS = (
@@ -302,9 +303,7 @@ def check_spec(table: Handle, op: str) -> None:
             "make it with kvjax.get_table(name, dim=...)",
         )  # fmt: skip
     if now != table.spec:
-        moved = now.moved_from(table.spec)
-        got = f"{'that table moved to' if moved else 'another of its name, with'} {now.differences(table.spec)}"
-        mend = f"get its handle by {'table.refresh()' if moved else 'kvjax.get_table(name)'}"
+        got, mend = now.instead_of(table.spec)
         raise fail(RuntimeError, table.name, op, "the table that the handle was made for", got, mend)
 
 
@@ -316,7 +315,7 @@ def _check_rows(table: Handle, op: str) -> None:
     others = table.follows and (now.placement != spec.placement or made)
     if (now.dim, now.dtype) == (spec.dim, spec.dtype) and not others:
         return
-    if table.follows or not isinstance(jnp.zeros(()), Tracer):  # a module's init may be traced, and never run
+    if table.follows or not is_traced():  # a module's init may be traced, and never run
         check_spec(table, op)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Set
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -23,6 +22,7 @@ from kvjax._table.handle import live_version, version_leaf
 from kvjax._table.registry import Arguments, asked, check_same
 from kvjax._table.table import Table, live
 from kvjax._values.errors import BETWEEN, fail
+from kvjax._values.tracing import is_traced
 from kvjax.ffi import host
 
 
@@ -64,7 +64,7 @@ def init_table(
       ValueError: a table that the module may not make anew has other arguments, or has been written; or another layer
         of the model has made it with other ones.
     """
-    known, tracing = PROCESS.spec_of(name), _is_traced()
+    known, tracing = PROCESS.spec_of(name), is_traced()
     drawn = given.seed is None
     if drawn and rng is not None and not tracing:
         given = dataclasses.replace(given, seed=_seed(name, rng))
@@ -158,11 +158,6 @@ def _warn(text: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in BETWEEN:
         frame = frame.f_back
     warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno)
-
-
-def _is_traced() -> bool:
-    """Whether what is computed here and now becomes part of a program, and of one that is perhaps never run."""
-    return isinstance(jnp.zeros(()), Tracer)
 
 
 def _seed(name: str, rng: Any) -> int:

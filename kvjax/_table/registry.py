@@ -20,6 +20,7 @@ from kvjax._table.handle import check_process
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.table import Replaced, Table, live
 from kvjax._values.errors import fail, meant
+from kvjax._values.tracing import check_not_traced
 
 T = TypeVar("T")
 
@@ -240,7 +241,7 @@ def drop_table(name: str) -> None:
       name: of a table of this process.
 
     Raises:
-      TypeError: `name` is not a string.
+      TypeError: `name` is not a string, or the call is inside ``jit``.
       KeyError: there is no table of this name.
 
     Example:
@@ -252,4 +253,5 @@ def drop_table(name: str) -> None:
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
         raise TypeError(f"kvjax: drop_table: want the name of a table, got {name!r}; drop_table(table.name)")
+    check_not_traced(name, "drop_table")
     lifetime.drop(name)

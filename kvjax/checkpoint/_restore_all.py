@@ -21,6 +21,7 @@ from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
+from kvjax._values.tracing import check_not_traced
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._cursors import put
 from kvjax.checkpoint._locate import PathLike
@@ -96,7 +97,7 @@ def restore(
       CheckpointError: there is no checkpoint, or it is damaged, or a checkpoint that a delta builds on is missing.
       ValueError: a table has other options than the saved one, a function is missing, an argument does not fit, or the
         calls of several processes are not the same.
-      TypeError: `keys` are not keys, or JAX may have cut them to 32 bits.
+      TypeError: `keys` are not keys, or JAX may have cut them to 32 bits; or the call is inside ``jit``.
 
     Example:
       >>> import kvjax, numpy as np, tempfile
@@ -110,6 +111,7 @@ def restore(
       >>> kvjax.drop_table("doc_read")
       >>> folder.cleanup()
     """
+    check_not_traced(None, "restore")
     how = RestoreOptions(
         mesh=mesh, devices=devices, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire,
         storage=storage, dtype=dtype, slots=slots, keys=keys, merge=merge, own_initializer=own_initializer,

@@ -134,6 +134,11 @@ def partition(
                 check_gradient(table, choose(table.name), grad, _globals_of(table, state))
                 gradients.setdefault(table.name, []).append(grad)
                 trained.setdefault(table.name, table)
+            elif not is_table(table) and jnp.shape(table) != jnp.shape(grad):
+                raise fail(
+                    ValueError, None, "partition", "dense gradients of the shapes of their parameters",
+                    f"{jnp.shape(grad)} for {jnp.shape(table)}", "give those of kvjax.value_and_grad for these params",
+                )  # fmt: skip
         step, count = _next_step(state.count, extra.get("step"), next(iter(trained), ""))
         of_rows = {name: x for name, x in extra.items() if name != "step"}
         # Each once, however many handles of it the parameters have.

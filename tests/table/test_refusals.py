@@ -38,6 +38,19 @@ WRONG = {
         lambda t: kvjax.get_table("c", dim=4, capacity=-1),
         r"want capacity in 0..2\*\*32 - 2 or None, got -1",
     ),
+    "capacities": (
+        lambda t: kvjax.get_table("c", dim=4, capacity=9, max_capacity=5, on_full="evict"),
+        "want capacity of at most max_capacity=5 beside on_full='evict', got 9",
+    ),
+    "drop inside jit": (
+        lambda t: jax.jit(lambda x: (kvjax.drop_table(t.name), x))(1.0),
+        "drop_table: want a call outside of jit",
+    ),
+    "restore inside jit": (
+        lambda t: jax.jit(lambda x: (kvjax.checkpoint.restore("nowhere"), x))(1.0),
+        "restore: want a call outside of jit",
+    ),
+    "step": (lambda t: t.apply(SGD, GRADS, step=2**63), r"want a step of 0 or more, below 2\*\*63, got 92"),
     "option": (
         lambda t: kvjax.get_table("c", dim=4, sede=3),
         "unexpected keyword argument 'sede'; did you mean 'seed'?",

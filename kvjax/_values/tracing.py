@@ -1,0 +1,37 @@
+"""Tracing: whether a call becomes part of a program, and calls that must not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
+
+from kvjax._values.errors import fail
+
+with jax.ensure_compile_time_eval():
+    _UNTRACED = get_opaque_trace_state(convention="kvjax")
+
+
+def in_a_trace() -> bool:
+    """Whether JAX traces something, as `grad` does outside of `jit`. A program that is called in a trace gets another
+    entry in JAX's cache each time, also where no operand is traced."""
+    return get_opaque_trace_state(convention="kvjax") != _UNTRACED
+
+
+def is_traced() -> bool:
+    """Whether what is computed here and now becomes part of a program, and of one that is perhaps never run."""
+    return in_a_trace() and isinstance(jnp.zeros(()), Tracer)  # which starts JAX's backend
+
+
+def check_not_traced(table: str | None, op: str) -> None:
+    """Whether a call that acts on tables as a whole stands outside of what is traced.
+
+    Raises:
+      TypeError: it would be done once, as the function is traced, and never again.
+    """
+    if is_traced():
+        raise fail(
+            TypeError, table, op, "a call outside of jit",
+            "one inside, where it would be done once, as the function is traced", "call it between steps",
+        )  # fmt: skip
