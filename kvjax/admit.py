@@ -106,7 +106,9 @@ class Sketch:
 
     Attributes:
       count: occurrences, 1 <= k < 65536.
-      size: bytes of the sketch, 2**21 (2 MiB) or more; the largest power of two within it is used.
+      size: bytes of the sketch, 2**21 (2 MiB) or more; the largest power of two within it is used. Give it 20 bytes or
+        more for each key that comes between two halvings: of random keys that came once each, a count of 2 admitted
+        17 % at 5 bytes a key, 2.4 % at 10, 1.4 % at 21 (of 2 MiB) and 0.04 % at 42.
       halve_every: steps after which all counts are halved, so that only keys that are frequent now are admitted.
       unadmitted: see `MinCount`.
 

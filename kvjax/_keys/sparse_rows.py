@@ -27,7 +27,8 @@ class SparseRows:
     Attributes:
       keys: `Keys` of shape ``(...)``; keys may repeat unless the gradient is merged.
       rows: ``(..., dim)`` float32.
-      counts: ``(...)`` int32, how often each key occurred; 0 marks padding, whose row is ignored.
+      counts: ``(...)`` int32, how often each key occurred; 0 marks padding, whose row is ignored. A step counts one
+        key 2**31 - 1 times at most.
       canary: a leaf of a dtype that no arithmetic accepts. So a norm, a sum or a scale over the whole gradient is an
         error, instead of using keys as numbers or destroying them. Its words are uint32 constants, by which `merge`
         detects a gradient that was changed all the same.

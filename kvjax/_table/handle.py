@@ -344,7 +344,7 @@ def check_outside_a_loss(table: Handle, op: str) -> None:
     """Whether a call that is no read stands outside of what `kvjax.value_and_grad` differentiates."""
     if table.tape is not None:
         raise fail(
-            ValueError, table.name, op, "a loss that only reads its tables", f"a {op} inside it",
+            ValueError, table.name, op, "a loss that only reads its tables", f"{op} inside it",
             "its rows would have no gradient: do it before kvjax.value_and_grad, or after",
         )  # fmt: skip
 

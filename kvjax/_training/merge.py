@@ -51,9 +51,9 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
             TypeError, None, "merge", "one SparseRows, or a list of them", "two arguments", "kvjax.merge([a, b])"
         )
     number: Any = scale
-    if np.shape(number) != () or jnp.iscomplexobj(number):
+    if np.shape(number) != () or isinstance(number, str) or number is None or jnp.iscomplexobj(number):
         raise fail(
-            ValueError, None, "merge", "one real number as scale=", f"{jnp.result_type(number)} {np.shape(number)}",
+            ValueError, None, "merge", "one real number as scale=", f"{type(number).__name__} {np.shape(number)}",
             "scale each row before the merge: grads.replace(rows=grads.rows * weights[:, None])",
         )  # fmt: skip
     parts: list[Any] = list(grads) if isinstance(grads, (list, tuple)) else [grads]

@@ -35,7 +35,8 @@ def segments(
 
     Args:
       transforms: the columns and the transform of each segment, by name. Columns are an integer, a slice, several
-        integers (negative ones count from the end), or bools, a mask of the first columns.
+        integers (negative ones count from the end), or bools, a mask of the first columns. So ``(1, 4)`` is two columns
+        and ``slice(1, 4)`` three.
       rest: transform of all other columns. ``optax.set_to_zero()`` keeps them as they are.
 
     Returns:

@@ -113,7 +113,7 @@ def test_padding_is_that_of_the_prefetch(make):
 
 def test_not_inside_a_loss(make):
     table = make(2)
-    with pytest.raises(ValueError, match="want a loss that only reads its tables, got a prefetch inside it"):
+    with pytest.raises(ValueError, match="want a loss that only reads its tables, got prefetch inside it"):
         kvjax.grad(lambda t: jnp.sum(kvjax.prefetch(t, np.array([1]))[0].rows))(table)
 
 
