@@ -88,8 +88,8 @@ def simulate(
       3 0.33 3 3
       None 0.44 5 0
     """
-    if is_integer(max_capacity) or max_capacity is None:
-        given = repr(max_capacity)
+    given: Any = max_capacity
+    if is_integer(given) or given is None:
         raise TypeError(f"kvjax: simulate: want a list of limits as max_capacity=, got {given}; give [{given}]")
     share, limits = _share(sample), list(max_capacity)
     for limit in limits:

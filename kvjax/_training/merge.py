@@ -51,9 +51,10 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
             TypeError, None, "merge", "one SparseRows, or a list of them", "two arguments", "kvjax.merge([a, b])"
         )
     number: Any = scale
-    if np.shape(number) != () or isinstance(number, str) or number is None or jnp.iscomplexobj(number):
+    shape = np.shape(number)
+    if isinstance(number, str | None) or shape != () or jnp.iscomplexobj(number):
         raise fail(
-            ValueError, None, "merge", "one real number as scale=", f"{type(number).__name__} {np.shape(number)}",
+            ValueError, None, "merge", "one real number as scale=", f"{type(number).__name__} {shape}",
             "scale each row before the merge: grads.replace(rows=grads.rows * weights[:, None])",
         )  # fmt: skip
     parts: list[Any] = list(grads) if isinstance(grads, (list, tuple)) else [grads]

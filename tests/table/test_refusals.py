@@ -29,6 +29,8 @@ WRONG = {
         "table 'table[0-9]+', partition: want an optax transform, got None",
     ),
     "merge": (lambda t: kvjax.merge(jnp.ones(3)), "merge: want the SparseRows of a table"),
+    "scale": (lambda t: kvjax.merge(GRADS, scale="x"), r"merge: want one real number as scale=, got str \(\)"),
+    "limits": (lambda t: kvjax.simulate([IDS], 100), r"want a list of limits as max_capacity=, got 100; give \[100\]"),
     "prefetch": (lambda t: kvjax.prefetch({"t": t}, IDS), "prefetch: want a kvjax.Table, got dict"),
     "lookup_bag": (lambda t: kvjax.lookup_bag({"t": t}, IDS[None]), "lookup_bag: want a kvjax.Table, got dict"),
     "reshard": (lambda t: kvjax.reshard("t", None), "reshard: want a kvjax.Table, got str"),
