@@ -40,12 +40,17 @@ def needed(module: str, of: str, extra: str) -> Any:
     """A module of an optional extra.
 
     Raises:
-      ImportError: it is not installed.
+      ImportError: it is not installed, or does not load.
     """
+    root = module.split(".")[0]
+    package = root.replace("_", "-")
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.split(".")[0].replace("_", "-")
+        if not isinstance(error, ModuleNotFoundError) or error.name not in (root, module):
+            raise ImportError(
+                f"kvjax: {of}: want {package}, got one that does not load ({error}); see to that, or install it anew"
+            ) from error
         raise ImportError(
             f"kvjax: {of}: want {package}, got no such module; pip install {package}, or kvjax[{extra}]"
         ) from error

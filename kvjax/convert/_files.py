@@ -180,6 +180,8 @@ def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None 
         if len(found["values"].shape) != 2 or scales is None or scales.shape != found["values"].shape[:1]:
             raise FileError(path, f"a scale for each row of int8, as {SCALES!r}", f"{sorted(arrays)}")
         found["values"] = _Restored(found["values"], scales)
+    elif scales is not None:  # of what is no int8
+        ours.pop(SCALES)
     left = [f"the column {name!r}" for name in arrays if name not in ours.values()]
     step = meta.get("last_step", "")
     last_step = int(step) if step.lstrip("-").isdecimal() else None

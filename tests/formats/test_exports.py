@@ -12,6 +12,7 @@ import pytest
 
 from kvjax import convert
 from kvjax._formats import bundle, deeprec, safetensors, source
+from kvjax._formats.errors import needed
 from kvjax._formats.quantise import encode
 from kvjax._formats.quantised import quantised
 from kvjax._values.exported import Exported
@@ -128,6 +129,21 @@ def test_a_library_that_is_missing(make, tmp_path, monkeypatch):
     with pytest.raises(ImportError, match="want safetensors"):
         convert.from_safetensors(__file__)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_that_does_not_load_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('libfoo.so.1: no such file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=r"want pyarrow, got one that does not load \(libfoo.so.1: no such file\)"):
+        needed("pyarrow", "writing Parquet", "parquet")
+
+
+def test_scales_of_what_is_no_int8_are_left(tmp_path):
+    np.savez(tmp_path / "a.npz", keys=np.arange(3), values=np.ones((3, 2)), scales=np.full(3, 2.0))
+    imported = convert.from_npz(tmp_path / "a.npz")
+    assert imported.left == ("the column 'scales'",) and (imported.rows.values == 1).all()
 
 
 def rows_of(values, keys=None):
