@@ -13,11 +13,12 @@ from kvjax._formats.atomic import saying
 def text_of(error: Exception, command: str) -> str:
     """What an error says; of one of the system with a sentence of ours, and without the number."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
-        with contextlib.suppress(OSError), saying(command, reads=True):  # unless somebody has said more
-            raise error
+        if not str(error.strerror).startswith("kvjax: "):  # what is written says more
+            with contextlib.suppress(OSError), saying(command, reads=True):
+                raise error
         return f"{error.strerror}: {os.fspath(error.filename)}"
     if isinstance(error, MemoryError) and not str(error).startswith("kvjax"):  # of Python or NumPy
-        return f"want memory, got none ({error or 'MemoryError'}); free memory, or raise the limit of this process"
+        return f"want memory, got none ({str(error) or 'MemoryError'}); free memory, or raise the limit of this process"
     return str(error)
 
 

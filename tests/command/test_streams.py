@@ -1,5 +1,6 @@
 """What commands print for other programs, and where it goes."""
 
+import errno
 import json
 import os
 import subprocess
@@ -38,6 +39,25 @@ def test_the_status_does_not_depend_on_who_reads(tmp_path):
         run.stdout.close()  # as `| true` does
         assert (run.wait(60), run.stderr.read()) == (int(command != ["--help"]), "")
         run.stderr.close()
+
+
+def test_errors_of_the_system_have_the_mend_of_what_was_done(tmp_path, monkeypatch, capsys):
+    saved = tmp_path / "a"
+    kvjax.checkpoint.save(saved, [kvjax.get_table("command_refused", dim=1)])
+    assert main(["convert", str(saved), str(tmp_path / "a.npz")]) == 0
+
+    def refuse(path, *args, **options):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("kvjax._formats.atomic._new_part", refuse)
+    assert main(["convert", str(saved), str(tmp_path / "b.npz")]) == 2
+    assert "write: Permission denied; let this process write there" in capsys.readouterr().err
+    monkeypatch.setattr("kvjax._formats.npz.columns", refuse)
+    assert main(["convert", str(tmp_path / "a.npz"), str(tmp_path / "c")]) == 2
+    assert "convert: Permission denied; let this process read it: " in capsys.readouterr().err
+    monkeypatch.setattr("kvjax.checkpoint._verify.verify", lambda *args, **options: bytearray(2**62))
+    assert main(["verify", str(saved)]) == 2
+    assert "kvjax: verify: want memory, got none (MemoryError); free memory" in capsys.readouterr().err
 
 
 @slow
