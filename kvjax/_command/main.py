@@ -182,7 +182,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        return importlib.import_module(f"kvjax._command.{args.command}").run(args)
+        status: int = importlib.import_module(f"kvjax._command.{args.command}").run(args)
+        sys.stdout.flush()  # or its error is said below
+        return status
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, ImportError, MemoryError) as error:

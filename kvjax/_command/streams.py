@@ -24,7 +24,8 @@ def prepared() -> Generator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):  # which has been said
+                sys.stdout.flush()
 
 
 class _Unread:

@@ -134,7 +134,7 @@ def partition(
                 check_gradient(table, choose(table.name), grad, _globals_of(table, state))
                 gradients.setdefault(table.name, []).append(grad)
                 trained.setdefault(table.name, table)
-            elif not is_table(table) and jnp.shape(table) != jnp.shape(grad):
+            elif not is_table(table) and not is_sparse(grad) and jnp.shape(table) != jnp.shape(grad):
                 raise fail(
                     ValueError, None, "partition", "dense gradients of the shapes of their parameters",
                     f"{jnp.shape(grad)} for {jnp.shape(table)}", "give those of kvjax.value_and_grad for these params",

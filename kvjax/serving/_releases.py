@@ -346,11 +346,12 @@ class Releases:
         self._folder.name("rollback")  # or it says so, and makes no folder
         with self._folder.locked("rollback"):
             old = self._open(number, "rollback")
+            now = None
             with contextlib.suppress(FrozenError, OSError):  # of the current one, which may be damaged
                 now = self.refresh()
-                if now.info.original == old.info.original:
-                    self._folder.pause(now.path.name)
-                    return now
+            if now is not None and now.info.original == old.info.original:
+                self._folder.pause(now.path.name)
+                return now
             with self._folder.new(self._least(), paused=True) as folder:
                 for table in old.values():
                     share(table.path, folder / table.path.name)
