@@ -2,6 +2,7 @@
 
 import argparse
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ def arrays_of(path: Path, *names: str) -> dict[str, np.ndarray]:
     try:
         with np.load(path) as file:
             return {name: file[name] for name in names}
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        got = str(error).partition(" You ")[0]  # NumPy goes on with how to load what nobody should
+    except (
+        OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
+        got = str(error).partition(" If you trust")[0]  # NumPy goes on with how to load what nobody should
         raise SystemExit(f"{path}: want an .npz file with {', '.join(names)}, got: {got}") from None

@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: its arguments; by default those of the process.
 
     Returns:
-      The exit status: 0, 1 if what was looked at is not as it should be, or 2 for an error.
+      The exit status: 0, 1 if what was looked at is not as it should be, 2 for an error, or 130 after Ctrl-C.
     """
     with prepared():
         return _run(parser().parse_args(argv))

@@ -68,7 +68,8 @@ def get_table(name: str, given: Arguments) -> Table:
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it. Writes by hand, `Table.apply`
         included, always work.
       checkpoint: whether `kvjax.orbax.split` returns it among the tables to save.
-      capacity: rows to reserve memory for at the start; the table grows beyond that.
+      capacity: rows to reserve memory for at the start; the table grows beyond that. At most `max_capacity`, if no more
+        rows can come.
       max_capacity: the most rows that the table should have, in all its shards together; None for no limit.
       on_full: what a full table does: "grow" (`Stats.over_capacity` counts the rows beyond the limit), "evict" (by
         `evict`, and if that makes too little space, the rows that were written longest ago) or "error" (before anything

@@ -88,7 +88,7 @@ class Prune:
     def __post_init__(self) -> None:
         for name in ("min_frequency", "max_age", "top_k", "min_norm"):
             value = getattr(self, name)
-            kind, is_one = ("a number", is_real) if name == "min_norm" else ("an integer", is_integer)
+            kind, is_one = ("a finite number", is_real) if name == "min_norm" else ("an integer", is_integer)
             if value is not None and not (is_one(value) and value >= 0):
                 mend = "None is for no such test"
                 raise fail(ValueError, None, "Prune", f"{kind} >= 0 as {name}", repr(value), mend)

@@ -165,30 +165,30 @@ def _check_rows(tx: optax.GradientTransformationExtraArgs, treedef: Any, places:
     @jax.jit
     def run(given: list[Any], params: Any) -> list[Any]:
         updates = treedef.unflatten(given)
-        new = treedef.flatten_up_to(tx.update(updates, tx.init(updates), params)[0])
-        return [x for x, is_rows in zip(new, tables, strict=True) if is_rows]
+        return _with_nones(tx.update(updates, tx.init(updates), params)[0])
 
+    marks = _with_nones(treedef.unflatten(tables))
     for scale in (1e-3, 1.0, 1e6):
         scaled = [x * np.float32(scale) for x in drawn]
         ways = (lambda x: x), (lambda x: np.pad(x, ((0, 2), (0, 0)))), (lambda x: x[::-1])
         try:
             with jax.ensure_compile_time_eval():
                 alone, beside, turned = (
-                    [
-                        np.asarray(x)
-                        for x in run([way(x) if at else x for x, at in zip(scaled, tables, strict=True)], dense)
-                    ]
+                    jax.tree.map(
+                        np.asarray, run([way(x) if at else x for x, at in zip(scaled, tables, strict=True)], dense)
+                    )
                     for way in ways
                 )
         except Exception:  # of whatever type the user's are
             _check_parameters(lambda: jax.eval_shape(run, drawn, treedef.unflatten(drawn)))
             return  # it asks for what only a step has, and says so there
-        for x, one, padded, back in zip(itertools.compress(drawn, tables), alone, beside, turned, strict=True):
-            if one.shape != x.shape:
-                raise fail(
-                    ValueError, None, "joint", f"updates {x.shape} of such rows", f"{one.shape}",
-                    "give a transform whose updates have the shapes of its gradients",
-                )  # fmt: skip
+        mend = "give a transform whose updates have the form of its gradients"
+        if len(alone) != len(marks):
+            raise fail(ValueError, None, "joint", f"updates of {len(marks)} arrays", f"{len(alone)}", mend)
+        of_rows = (itertools.compress(new, marks) for new in (alone, beside, turned))
+        for x, one, padded, back in zip(itertools.compress(drawn, tables), *of_rows, strict=True):
+            if np.shape(one) != x.shape:
+                raise fail(ValueError, None, "joint", f"updates {x.shape} of such rows", f"{np.shape(one)}", mend)
             least = 1e-5 * np.abs(one).max(initial=0)  # of sums that nearly cancel, in another order
             if not all(np.allclose(got, one, rtol=1e-4, atol=least) for got in (padded[:3], back[::-1])):
                 raise ValueError(
@@ -196,6 +196,11 @@ def _check_rows(tx: optax.GradientTransformationExtraArgs, treedef: Any, places:
                     "got one by which rows depend on how many there are; take a norm (optax.clip_by_global_norm), or "
                     "put it into kvjax.optax.partition, where it sees one row at a time"
                 )
+
+
+def _with_nones(tree: Any) -> list[Any]:
+    """The leaves of a tree, and what is None in it."""
+    return jax.tree.leaves(tree, is_leaf=lambda x: x is None)
 
 
 def _check_parameters(with_parameters: Callable[[], Any]) -> None:

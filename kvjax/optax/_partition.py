@@ -134,11 +134,10 @@ def partition(
                 check_gradient(table, choose(table.name), grad, _globals_of(table, state))
                 gradients.setdefault(table.name, []).append(grad)
                 trained.setdefault(table.name, table)
-            elif not is_table(table) and not is_sparse(grad) and jnp.shape(table) != jnp.shape(grad):
-                raise fail(
-                    ValueError, None, "partition", "dense gradients of the shapes of their parameters",
-                    f"{jnp.shape(grad)} for {jnp.shape(table)}", "give those of kvjax.value_and_grad for these params",
-                )  # fmt: skip
+            elif not is_table(table) and (is_sparse(grad) or jnp.shape(table) != jnp.shape(grad)):
+                got = f"{'SparseRows' if is_sparse(grad) else jnp.shape(grad)} for {jnp.shape(table)}"
+                want, mend = "dense gradients of the shapes of their parameters", "give those of kvjax.value_and_grad"
+                raise fail(ValueError, None, "partition", want, got, mend)
         step, count = _next_step(state.count, extra.get("step"), next(iter(trained), ""))
         of_rows = {name: x for name, x in extra.items() if name != "step"}
         # Each once, however many handles of it the parameters have.

@@ -29,6 +29,16 @@ def test_a_stream_that_is_closed_or_has_no_such_letters(tmp_path):
 
 
 @slow
+def test_a_full_disk_is_one_sentence(tmp_path):
+    kvjax.checkpoint.save(tmp_path / "a", [kvjax.get_table("command_full", dim=1)])
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        argv = [sys.executable, "-m", "kvjax", "inspect", str(tmp_path / "a")]
+        run = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, env=env)
+    assert run.returncode != 0 and "kvjax: inspect: " in run.stderr and "Traceback" not in run.stderr
+
+
+@slow
 def test_the_status_does_not_depend_on_who_reads(tmp_path):
     kvjax.checkpoint.save(tmp_path / "a", [kvjax.get_table("command_unread", dim=1)])
     (tmp_path / "a/command_unread/kvjax.json").write_bytes(b"")

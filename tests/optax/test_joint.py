@@ -62,6 +62,34 @@ def test_joint_may_choose_places_of_the_tree(mask, make):
     only_measures = optax.stateless(lambda updates, params: optax.tree.norm(updates))
     with pytest.raises(ValueError, match=r"joint: want updates \(3, 2\) of such rows, got \(\)"):
         kvjax.optax.joint(only_measures).init(params["t"])
+    with pytest.raises(ValueError, match="joint: want updates of 3 arrays, got 1"):
+        kvjax.optax.joint(only_measures).init(params)
+
+
+def test_joint_takes_what_its_trial_cannot_show(make):
+    """A transform that asks for what only a step has, sums that nearly cancel, and None among the parameters."""
+    wide = np.random.default_rng(1).normal(size=(1024, 1024)).astype(np.float32)
+
+    def of_a_shape(updates, params):
+        assert updates["w"].shape == (3,)
+        return updates
+
+    params = {"t": make(1024), "w": jnp.ones(3), "none": None}
+    for update in (of_a_shape, lambda updates, params: {**updates, "t": updates["t"] @ wide}):
+        kvjax.optax.joint(optax.stateless(update)).init(params)
+
+
+def test_joint_begins_as_it_goes_on(make, x64):
+    tx = kvjax.optax.joint(
+        optax.GradientTransformation(
+            lambda params: jax.tree.map(lambda x: jnp.zeros((), x.dtype), params),
+            lambda updates, state, params: (updates, jax.tree.map(lambda x: x.sum(), updates)),
+        )
+    )
+    params = {"t": make(2), "w": jnp.ones(3, jnp.float32)}
+    state = tx.init(params)
+    grads = {"t": kvjax.SparseRows([1], jnp.ones((1, 2), jnp.float32)), "w": params["w"]}
+    assert jax.tree.map(jnp.result_type, tx.update(grads, state)[1]) == jax.tree.map(jnp.result_type, state)
 
 
 @pytest.mark.parametrize("tx", [optax.add_decayed_weights(0.1), optax.adaptive_grad_clip(0.1), optax.adam(1.0)])

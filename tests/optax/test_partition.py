@@ -132,8 +132,9 @@ def test_dense_gradients_are_checked_before_tables_are_written(make):
     tx = kvjax.optax.partition(optax.sgd(1.0), optax.sgd(1.0))
     params = {"t": make(2), "w": jnp.ones(2)}
     state, rows = tx.init(params), kvjax.SparseRows([1], jnp.ones((1, 2)))
-    with pytest.raises(ValueError, match=r"partition: want dense gradients .*, got \(3,\) for \(2,\)"):
-        tx.update({"t": rows, "w": jnp.ones(3)}, state, params)
+    for wrong, got in ((jnp.ones(3), r"\(3,\)"), (rows, "SparseRows")):
+        with pytest.raises(ValueError, match=rf"partition: want dense gradients .*, got {got} for \(2,\)"):
+            tx.update({"t": rows, "w": wrong}, state, params)
     assert len(params["t"]) == 0
 
 

@@ -1,6 +1,7 @@
 """An older release becomes the current one again, as a whole and at once, and stays that until somebody says so."""
 
 import datetime
+import errno
 import json
 import os
 import shutil
@@ -372,3 +373,17 @@ def test_tables_that_go_back_beside_files_that_do_not(make, tmp_path):
         with pytest.raises(UserWarning, match="go back"):
             releases.follow(tmp_path / "0")
     assert releases.refresh()["a"].step == steps[1]
+
+
+def test_a_release_that_is_current_and_cannot_be_paused(make, tmp_path, monkeypatch):
+    releases = Releases(tmp_path / "model")
+    for _ in range(2):
+        releases.publish({"user": make(1)})
+
+    def refuse(folder, name):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("kvjax.serving._folder.Folder.pause", refuse)
+    with pytest.raises(OSError, match="rollback: No space left"):
+        releases.rollback(2)
+    assert [info.number for info in releases.history()] == [1, 2] and not releases.paused

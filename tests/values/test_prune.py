@@ -87,8 +87,8 @@ def test_keys_to_keep_and_numbers_of_rows_are_exact():
         for wrong in ("5", 2.5, True, -1, np.array([1, 2])):
             with pytest.raises(ValueError, match=f"want an integer >= 0 as {name}, got {re.escape(repr(wrong))}"):
                 kvjax.Prune(**{name: wrong})
-    for wrong in ("5", float("nan"), -0.5, np.ones(2)):
-        with pytest.raises(ValueError, match=f"want a number >= 0 as min_norm, got {re.escape(repr(wrong))}"):
+    for wrong in ("5", float("nan"), float("inf"), -0.5, np.ones(2)):
+        with pytest.raises(ValueError, match=f"want a finite number >= 0 as min_norm, got {re.escape(repr(wrong))}"):
             kvjax.Prune(min_norm=wrong)
     with pytest.raises(ValueError, match="want True or False as zero_rows, got 'no'"):
         kvjax.Prune(zero_rows="no")
