@@ -149,21 +149,6 @@ struct MergeOperands {
   int32_t* out_counts = nullptr;  // out (n,)
 };
 
-/// A training write whose update is a row program.
-struct ApplyOperands {
-  const uint32_t* version = nullptr;  // ()
-  KeySpan keys = {};                  // (n,)
-  GradientSpan gradients = {};        // (n, dim)
-  const int64_t* step = nullptr;      // (), below 0 for the one after the last
-  SlotLayout layout = {};             // that the optimizer wants
-  InitialRows initial = {};           // (m, dim)
-  Program program = {};
-  const uint64_t* shared = nullptr;  // (program.shared,) its shared registers
-  bool holds = false;                // whether another call ends it
-  bool planned = false;              // whether another call has planned it: see PlanApplyOperands
-  uint32_t* next = nullptr;          // out (), or the word by which that call knows it
-};
-
 /// A step as a call brings it.
 struct StepSpan {
   const uint32_t* version = nullptr;  // ()
@@ -172,6 +157,16 @@ struct StepSpan {
   const int64_t* step = nullptr;      // (), below 0 for the one after the last
   SlotLayout layout = {};             // that the optimizer wants
   InitialRows initial = {};           // (m, dim)
+};
+
+/// A training write whose update is a row program.
+struct ApplyOperands {
+  StepSpan step = {};
+  Program program = {};
+  const uint64_t* shared = nullptr;  // (program.shared,) its shared registers
+  bool holds = false;                // whether another call ends it
+  bool planned = false;              // whether another call has planned it: see PlanApplyOperands
+  uint32_t* next = nullptr;          // out (), or the word by which that call knows it
 };
 
 /// What a step would be refused for; changes and holds nothing. The call that does it, as `planned`, does
@@ -191,18 +186,13 @@ struct EndApplyOperands {
 };
 
 struct BeginApplyOperands {
-  const uint32_t* version = nullptr;  // ()
-  KeySpan keys = {};                  // (n,) distinct, then padding
-  GradientSpan gradients = {};        // (n, dim)
-  const int64_t* step = nullptr;      // (), below 0 for the one after the last
-  SlotLayout layout = {};             // that the optimizer wants
-  InitialRows initial = {};           // (m, dim)
-  uint32_t* next = nullptr;           // out ()
-  uint32_t* targets = nullptr;        // out (n, 2), see ApplyTarget
-  int32_t* active = nullptr;          // out (), how many of the targets are valid
-  int64_t* used_step = nullptr;       // out ()
-  float* shared_gradient = nullptr;   // out (dim,), the gradient of the shared row
-  RowFacts* facts = nullptr;          // out (n,), or nullptr if nobody wants them
+  StepSpan step = {};                // of distinct keys, then padding
+  uint32_t* next = nullptr;          // out ()
+  uint32_t* targets = nullptr;       // out (n, 2), see ApplyTarget
+  int32_t* active = nullptr;         // out (), how many of the targets are valid
+  int64_t* used_step = nullptr;      // out ()
+  float* shared_gradient = nullptr;  // out (dim,), the gradient of the shared row
+  RowFacts* facts = nullptr;         // out (n,), or nullptr if nobody wants them
 };
 
 /// The rows of a step of distinct keys as its update is to see them, each where its gradient stands; zeros

@@ -11,7 +11,7 @@
 namespace kvjax {
 
 inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o) {
-  const auto lock = Write(*o.version, "apply", o.keys, Column::kBoth);
+  const auto lock = Write(*o.step.version, "apply", o.step.keys, Column::kBoth);
   Abandoned();
   try {
     PlanProgram(parallel, o);
@@ -19,24 +19,25 @@ inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o
     Abandoned();
     throw;
   }
-  return o.holds ? ++step_.token : EndProgram(parallel, o.gradients.rows);
+  return o.holds ? ++step_.token : EndProgram(parallel, o.step.gradients.rows);
 }
 
 /// Does all of a step that can fail.
 inline void Table::PlanProgram(const ParallelFor& parallel, const ApplyOperands& o) {
-  step_.way = Step::Way::kProgram, step_.version = *o.version;
-  step_.num_rows = o.keys.n;
-  step_.groups = std::make_unique<KeyGroups>(parallel, o.keys.data, o.gradients.counts, o.keys.n);
+  const StepSpan& step = o.step;
+  step_.way = Step::Way::kProgram, step_.version = *step.version;
+  step_.num_rows = step.keys.n;
+  step_.groups = std::make_unique<KeyGroups>(parallel, step.keys.data, step.gradients.counts, step.keys.n);
   const KeyGroups& groups = *step_.groups;
-  const KeySpan keys{groups.keys().data(), groups.size(), o.keys.narrow};
+  const KeySpan keys{groups.keys().data(), groups.size(), step.keys.narrow};
   const StepGradients gradients{
-      .keys = keys.data, .rows = o.gradients.rows, .groups = &groups, .counts = groups.counts().data()};
+      .keys = keys.data, .rows = step.gradients.rows, .groups = &groups, .counts = groups.counts().data()};
   ApplyPlan& plan =
-      step_.plan.emplace(PlanApply(LocateGroups(parallel, o.keys, groups, keys), keys, groups.counts().data(),
-                                   gradients, Load64(o.step), o.layout));
+      step_.plan.emplace(PlanApply(LocateGroups(parallel, step.keys, groups, keys), keys,
+                                   groups.counts().data(), gradients, Load64(step.step), step.layout));
   MakeSpace(parallel, plan);
   step_.pass = std::make_unique<RowPass>(spec_, o.program, plan.layout, o.shared, plan.step);
-  PrepareApply(parallel, keys, groups.counts().data(), plan, o.initial);
+  PrepareApply(parallel, keys, groups.counts().data(), plan, step.initial);
   plan.ready = true;
 }
 

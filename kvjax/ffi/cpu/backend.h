@@ -92,16 +92,17 @@ struct Cpu : CpuBags, CpuSharded {
     *o.next = o.op == Op::kClearSlots ? t.ClearSlots(call) : t.Clear(call);
   }
   static void Apply(Exec& pool, Table& t, const ApplyOperands& o) {
-    CheckCanaries(t.spec().name, "apply", o.gradients);
+    CheckCanaries(t.spec().name, "apply", o.step.gradients);
     *o.next = t.Apply(On(pool), o);
   }
   static void EndApply(Exec& pool, Table& t, const EndApplyOperands& o) { *o.next = t.EndApply(On(pool), o); }
   static void BeginApply(Exec& pool, Table& t, const BeginApplyOperands& o) {
-    CheckCanaries(t.spec().name, "apply", o.gradients);
+    const StepSpan& step = o.step;
+    CheckCanaries(t.spec().name, "apply", step.gradients);
     int64_t used = 0;
     *o.next = t.BeginApply(
-        On(pool), *o.version, o.keys, o.gradients.counts, o.gradients.rows, Load64(o.step), o.layout,
-        o.initial,
+        On(pool), *step.version, step.keys, step.gradients.counts, step.gradients.rows, Load64(step.step),
+        step.layout, step.initial,
         {reinterpret_cast<Table::Target*>(o.targets), o.active, &used, o.shared_gradient, o.facts});
     std::memcpy(o.used_step, &used, sizeof(used));
   }
@@ -119,7 +120,10 @@ struct Cpu : CpuBags, CpuSharded {
     }
     *o.canary = kCanary;
   }
-  static void Copy(Exec&, const uint32_t* version, uint32_t* out) { *out = *version; }
+  template <class T>
+  static void Copy(Exec&, const T* from, size_t n, T* to) {
+    if (from != to) std::copy_n(from, n, to);
+  }
   static void Fill(Exec&, uint32_t* out, size_t n, uint32_t word) { std::fill_n(out, n, word); }
 
  private:

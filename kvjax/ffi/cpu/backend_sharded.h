@@ -67,9 +67,6 @@ struct CpuSharded {
     std::memcpy(o.used_step, &used, sizeof(used));
   }
   static uint32_t Read(Exec&, const uint32_t* word) { return *word; }
-  static void CopyBytes(Exec&, const std::byte* from, size_t n, std::byte* to) {
-    if (from != to) std::memcpy(to, from, n);
-  }
 
  protected:
   /// See kCanary.

@@ -31,21 +31,18 @@ struct Begun {
 template <class Q>
 void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
   const Entered entered(*this, q, Op::kApply);
-  const size_t n = o.keys.n, dim = static_cast<size_t>(spec_.dim);
+  const size_t n = o.step.keys.n, dim = static_cast<size_t>(spec_.dim);
   // All that can fail, before anything changes.
   const Scratch<Q, uint64_t> keys(q, n);
   const Scratch<Q, float> rows(q, n * dim), shared_gradient(q, dim);
   const Scratch<Q, int32_t> counts(q, n);
   const Begun<Q> begun(q, n, o.program.wants_facts());
-  const DeviceProgram<Q> program(q, StepsOf(o.program, o.layout), o.shared, spec_.initializer.seed, n);
-  const GradientSpan& g = o.gradients;
-  MergeGradients(q, o.keys.data, g.rows, g.counts, n, dim, keys.data(), rows.data(), counts.data());
-  const StepSpan step{.version = o.version,
-                      .keys = {keys.data(), n, o.keys.narrow},
-                      .gradients = {counts.data(), rows.data(), g.canaries, g.num_canaries},
-                      .step = o.step,
-                      .layout = o.layout,
-                      .initial = o.initial};
+  const DeviceProgram<Q> program(q, StepsOf(o.program, o.step.layout), o.shared, spec_.initializer.seed, n);
+  const GradientSpan& g = o.step.gradients;
+  MergeGradients(q, o.step.keys.data, g.rows, g.counts, n, dim, keys.data(), rows.data(), counts.data());
+  StepSpan step = o.step;
+  step.keys = {keys.data(), n, o.step.keys.narrow};
+  step.gradients = {counts.data(), rows.data(), g.canaries, g.num_canaries};
   Begin(q, step, AsMerged(step, spec_.count_batches, /*merged=*/true), shared_gradient.data(), begun,
         o.planned, o.next);
   Run(q, program, step, shared_gradient.data(), begun, o.next);

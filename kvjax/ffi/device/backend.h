@@ -159,8 +159,9 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
     MakeCanary(q, report.call(), o.used, o.lookups, o.canary);
     report.Raise();
   }
-  static void Copy(Exec& exec, const uint32_t* version, uint32_t* out) {
-    On::Make(exec).Copy(out, version, sizeof(uint32_t));
+  template <class T>
+  static void Copy(Exec& exec, const T* from, size_t n, T* to) {
+    if (from != to) On::Make(exec).Copy(to, from, n * sizeof(T));
   }
   static void Fill(Exec& exec, uint32_t* out, size_t n, uint32_t word) {
     Q q = On::Make(exec);

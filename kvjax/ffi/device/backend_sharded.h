@@ -63,9 +63,6 @@ struct DeviceSharded {
     Q q = On::Make(exec);
     return Fetch(q, word, 1)[0];
   }
-  static void CopyBytes(Exec& exec, const std::byte* from, size_t n, std::byte* to) {
-    if (from != to) On::Make(exec).Copy(to, from, n);
-  }
 
  private:
   template <class T>

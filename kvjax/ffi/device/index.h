@@ -27,7 +27,6 @@ namespace kvjax::device {
 class IndexView {
  public:
   static constexpr uint32_t kCells = 16;  // of a bucket
-  static constexpr uint64_t kNowhere = ~uint64_t{0};
 
   struct alignas(16) Entry {
     uint64_t key;

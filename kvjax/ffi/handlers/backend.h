@@ -34,8 +34,8 @@ concept Backend =
       B::Scatter(exec, table, scatter);
       B::Merge(exec, merge);
       B::Canary(exec, canary);
-      B::Copy(exec, word, out);   // one word
-      B::Fill(exec, out, n, 0u);  // n words
+      B::Copy(exec, word, n, out);  // n words, or bytes; nothing if they are there
+      B::Fill(exec, out, n, 0u);    // n words
     };
 
 /// Whose tables run row programs.
@@ -80,7 +80,7 @@ concept ShardedBackend =
                  prepare);  // gives the number of the failure that this shard has had before, or 0
       B::CommitStep(exec, table, commit);
       B::Read(exec, word);
-      B::CopyBytes(exec, from, n, to);
+      B::Copy(exec, from, n, to);
     };
 
 /// Whose shards choose together which rows are evicted so that a write can be made.

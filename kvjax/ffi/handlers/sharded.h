@@ -113,8 +113,8 @@ ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
     }
     while (copies.HasOut()) {
       const ffi::AnyBuffer from = copies.In(), to = copies.Out();
-      B::CopyBytes(exec, static_cast<const std::byte*>(from.untyped_data()), from.size_bytes(),
-                   static_cast<std::byte*>(to.untyped_data()));
+      B::Copy(exec, static_cast<const std::byte*>(from.untyped_data()), from.size_bytes(),
+              static_cast<std::byte*>(to.untyped_data()));
     }
   });
 }

@@ -53,29 +53,7 @@ ffi::Error PlanTraining(typename B::Exec& exec, Decoder& in, Body body) {
   return AnswerRead<B>(exec, in, in.op(), true, body);
 }
 
-template <ProgramBackend B>
-ffi::Error Apply(typename B::Exec& exec, Decoder& in) {
-  return PlanTraining<B>(exec, in, [&] {
-    const auto table = TableOf<B>(in);
-    ApplyOperands o;
-    o.version = in.InVersion();
-    o.keys = in.InKeys(in.Flag("narrow"));
-    o.gradients = in.InGradients(table->spec(), o.keys.n);
-    o.step = in.In<int64_t>("step (2,)", 1);
-    o.layout = SlotLayout::Parse(in.Text("slots"));
-    std::optional<Program> program = in.ProgramFor(table->spec(), o.layout);
-    if (!program) throw ProgramError(in.table(), 0);
-    o.program = *std::move(program);
-    o.initial = in.InInitial(table->spec());
-    o.shared = in.InShared(static_cast<size_t>(o.program.shared));
-    o.holds = in.Flag("holds");
-    o.planned = in.Flag("planned");
-    o.next = in.OutWord();
-    B::Apply(in.Done(exec), *table, o);
-  });
-}
-
-/// What a step in one or two calls is made of.
+/// What a step is made of.
 inline StepSpan InStep(Decoder& in, const TableSpec& spec) {
   StepSpan step;
   step.version = in.InVersion();
@@ -85,6 +63,23 @@ inline StepSpan InStep(Decoder& in, const TableSpec& spec) {
   step.layout = SlotLayout::Parse(in.Text("slots"));
   step.initial = in.InInitial(spec);
   return step;
+}
+
+template <ProgramBackend B>
+ffi::Error Apply(typename B::Exec& exec, Decoder& in) {
+  return PlanTraining<B>(exec, in, [&] {
+    const auto table = TableOf<B>(in);
+    ApplyOperands o;
+    o.step = InStep(in, table->spec());
+    std::optional<Program> program = in.ProgramFor(table->spec(), o.step.layout);
+    if (!program) throw ProgramError(in.table(), 0);
+    o.program = *std::move(program);
+    o.shared = in.InShared(static_cast<size_t>(o.program.shared));
+    o.holds = in.Flag("holds");
+    o.planned = in.Flag("planned");
+    o.next = in.OutWord();
+    B::Apply(in.Done(exec), *table, o);
+  });
 }
 
 template <PlanningBackend B>
@@ -128,18 +123,13 @@ ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
   return PlanTraining<B>(exec, in, [&] {
     const auto table = TableOf<B>(in);
     BeginApplyOperands o;
-    o.version = in.InVersion();
-    o.keys = in.InKeys(in.Flag("narrow"));
-    o.gradients = in.InGradients(table->spec(), o.keys.n);
-    o.step = in.In<int64_t>("step (2,)", 1);
-    o.layout = SlotLayout::Parse(in.Text("slots"));
-    o.initial = in.InInitial(table->spec());
+    o.step = InStep(in, table->spec());
     o.next = in.OutWord();
-    o.targets = in.Out<uint32_t>("targets (n, 2)", 2 * o.keys.n);
+    o.targets = in.Out<uint32_t>("targets (n, 2)", 2 * o.step.keys.n);
     o.active = in.Out<int32_t>("active ()", 1);
     o.used_step = in.Out<int64_t>("step (2,)", 1);
     o.shared_gradient = in.OutFloats(table->spec(), 1);
-    o.facts = OutFacts(in, "facts (n, 9) or (0, 9)", o.keys.n);
+    o.facts = OutFacts(in, "facts (n, 9) or (0, 9)", o.step.keys.n);
     B::BeginApply(in.Done(exec), *table, o);
   });
 }
@@ -310,7 +300,7 @@ ffi::Error After(typename B::Exec& exec, Decoder& in) {
     const uint32_t* const version = in.InVersion();
     uint32_t* const out = in.OutWord();
     in.SkipOperands();
-    B::Copy(in.Done(exec), version, out);
+    B::Copy(in.Done(exec), version, 1, out);
   });
 }
 
@@ -338,7 +328,7 @@ ffi::Error EndRefused(typename B::Exec& exec, Decoder& in) {
     uint32_t* const out = in.OutWord();
     Failures::Get().Leave(B::Read(in.Done(exec), refused), in.table());
     if (const auto table = TableOf<B>(in)) table->Abandon();
-    B::Copy(exec, version, out);
+    B::Copy(exec, version, 1, out);
   });
 }
 

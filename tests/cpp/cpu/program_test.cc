@@ -197,7 +197,7 @@ Trained Train(size_t threads, bool split) {
   Live table(spec);
   const SlotLayout layout = SlotLayout::Parse("n|int32[]|4");
   kvjax::ApplyOperands o;
-  o.layout = layout, o.program = Program::Parse("t", Sgd(kDim), kDim, RowType::kFloat32, layout);
+  o.step.layout = layout, o.program = Program::Parse("t", Sgd(kDim), kDim, RowType::kFloat32, layout);
   const float rate = 0.25f;
   uint64_t shared[2] = {0, 1};
   std::memcpy(shared, &rate, 4);
@@ -226,9 +226,9 @@ Trained Train(size_t threads, bool split) {
       const uint32_t version = table.version();
       uint32_t next;
       const uint32_t canary = kvjax::kCanary;
-      o.version = &version, o.next = &next, o.step = &step, o.shared = shared;
-      o.keys = {keys.data() + begin, end - begin};
-      o.gradients = {counts.data() + begin, gradients.data() + begin * kDim, &canary, 1};
+      o.step.version = &version, o.next = &next, o.step.step = &step, o.shared = shared;
+      o.step.keys = {keys.data() + begin, end - begin};
+      o.step.gradients = {counts.data() + begin, gradients.data() + begin * kDim, &canary, 1};
       next = table.Apply(parallel, o);
       CHECK_EQ(next, version + 1);
       CHECK_EQ(table.SettledVersion(), next);
@@ -258,7 +258,7 @@ kvjax::Snapshot LookUpAndTrain(const Keys& looked_up, const Keys& trained, Betwe
   Live table(kDim);
   const SlotLayout layout = SlotLayout::Parse("n|int32[]|4");
   kvjax::ApplyOperands o;
-  o.layout = layout, o.program = Program::Parse("t", Sgd(kDim), kDim, RowType::kFloat32, layout);
+  o.step.layout = layout, o.program = Program::Parse("t", Sgd(kDim), kDim, RowType::kFloat32, layout);
   const uint64_t shared[2] = {0x3E800000, 1};  // a rate of 0.25
   std::vector<int32_t> counts(trained.size(), 1);
   for (size_t i = 0; i < counts.size(); i += 5) counts[i] = 0;
@@ -270,8 +270,8 @@ kvjax::Snapshot LookUpAndTrain(const Keys& looked_up, const Keys& trained, Betwe
     for (size_t i = 0; i < trained.size() * kDim; ++i) gradients.push_back(static_cast<float>(i % 61));
     const uint32_t version = table.version();
     uint32_t next;
-    o.version = &version, o.next = &next, o.step = &step, o.shared = shared;
-    o.keys = data::Span(trained), o.gradients = {counts.data(), gradients.data(), &canary, 1};
+    o.step.version = &version, o.next = &next, o.step.step = &step, o.shared = shared;
+    o.step.keys = data::Span(trained), o.step.gradients = {counts.data(), gradients.data(), &canary, 1};
     table.Apply(Serial, o);
   }
   return table.Export(table.version(), true);
@@ -313,13 +313,14 @@ TEST(ALookupOfWhatHasBeenInsertedReadsItsRows) {
 TEST(AnEmptyStepCounts) {
   Live table(4);
   kvjax::ApplyOperands o;
-  o.layout = SlotLayout::Parse("n|int32[]|4");
-  o.program = Program::Parse("t", Sgd(4), 4, RowType::kFloat32, o.layout);
+  o.step.layout = SlotLayout::Parse("n|int32[]|4");
+  o.program = Program::Parse("t", Sgd(4), 4, RowType::kFloat32, o.step.layout);
   const uint64_t shared[2] = {0, 1};
   const uint32_t version = table.version(), canary = kvjax::kCanary;
   uint32_t next;
   const int64_t step = 9;
-  o.version = &version, o.next = &next, o.step = &step, o.shared = shared, o.gradients.canaries = &canary;
+  o.step.version = &version, o.next = &next, o.step.step = &step, o.shared = shared,
+  o.step.gradients.canaries = &canary;
   CHECK_EQ(table.Apply(Serial, o), version + 1);
   CHECK_EQ(table.Copy().last_step, 9);
   CHECK_THROWS(kFailedPrecondition, table.Apply(Serial, o));  // through the handle of before

@@ -132,14 +132,7 @@ struct Calls : later::ChainOn<Counting> {
   }
   void Apply() {
     Write([&](auto* by, auto* next) {
-      table.Apply(q, {.version = by,
-                      .keys = data::Span(keys),
-                      .gradients = {counts.data(), rows.data()},
-                      .step = &at,
-                      .layout = layout,
-                      .program = program,
-                      .shared = shared,
-                      .next = next});
+      table.Apply(q, {.step = Step(by), .program = program, .shared = shared, .next = next});
     });
   }
   static const Keys& Absent() {

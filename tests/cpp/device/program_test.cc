@@ -260,7 +260,7 @@ TEST(APlannedStepThatIsNotToBeDoneIsNone) {
   auto o = programs::Of(g, layout, program, shared);
   const uint32_t live = t.handle, other = ~live;
   uint32_t next = 0;
-  o.version = &other, o.next = &next, o.planned = true;
+  o.step.version = &other, o.next = &next, o.planned = true;
   t.Apply(t.q, o);
   t.Raise();
   CHECK_EQ(t.Export(live, true).keys.size(), 0u);
@@ -277,7 +277,7 @@ TEST(ARefusedStepChangesNothing) {
   const auto o = programs::Of(g, layout, program, shared);
   CHECK_THROWS(kInvalidArgument, t.Write([&](auto* handle, auto* next) {
     auto broken = o;
-    broken.version = handle, broken.next = next;
+    broken.step.version = handle, broken.next = next;
     t.Apply(t.q, broken);
   }));
   CHECK_EQ(t.Export(t.handle, true).keys.size(), 0u);

@@ -11,9 +11,9 @@ namespace programs {
 inline kvjax::ApplyOperands Of(const device::Gradients& g, const kvjax::SlotLayout& layout,
                                const kvjax::Program& program, const uint64_t* shared) {
   kvjax::ApplyOperands o;
-  o.keys = data::Span(g.keys);
-  o.gradients = {g.counts.data(), g.rows.data(), g.canaries.data(), g.canaries.size()};
-  o.step = &g.step, o.layout = layout, o.program = program, o.shared = shared;
+  o.step.keys = data::Span(g.keys);
+  o.step.gradients = {g.counts.data(), g.rows.data(), g.canaries.data(), g.canaries.size()};
+  o.step.step = &g.step, o.step.layout = layout, o.program = program, o.shared = shared;
   return o;
 }
 
@@ -42,10 +42,10 @@ void TrainBesideTheCpu(kvjax::TableSpec spec, size_t batch, On on = On()) {
     auto o = Of(g, layout, program, shared);
     const uint32_t version = cpu.version();
     uint32_t next = 0;
-    o.version = &version, o.next = &next;
+    o.step.version = &version, o.next = &next;
     cpu.Apply(kvjax::Serial, o);
     gpu.Write([&](auto* handle, auto* after) {
-      o.version = handle, o.next = after;
+      o.step.version = handle, o.next = after;
       gpu.Apply(gpu.q, o);
     });
   }
