@@ -29,4 +29,6 @@ def as_said(text: str, args: argparse.Namespace) -> str:
     for argument, flag in flags.items():
         if hasattr(args, flag.split()[0].removeprefix("--")):
             text = re.sub(rf"\b{re.escape(argument)}", flag, text)
+    if args.command == "convert":  # which calls several functions
+        text = re.sub(r"^kvjax: (compact|export|import):", "kvjax: convert:", text)
     return text if text.startswith("kvjax") else f"kvjax: {args.command}: {text}"  # of the system, say

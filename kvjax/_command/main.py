@@ -7,6 +7,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import kvjax
 from kvjax._command.errors import as_said, text_of
@@ -22,6 +23,16 @@ _EPILOG = (
 )
 
 
+class _Command(argparse.ArgumentParser):
+    """The arguments of one command, which says its own usage beside an argument that it does not know."""
+
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+        found, unknown = super().parse_known_args(*args, **options)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def parser() -> argparse.ArgumentParser:
     """All commands."""
     top = argparse.ArgumentParser(
@@ -31,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"kvjax {kvjax.__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Command)
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text, epilog=_EPILOG, allow_abbrev=False)

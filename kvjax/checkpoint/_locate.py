@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvjax._formats.atomic import is_marked, recovered, saying
+from kvjax._formats.choices import FILE_FORMATS
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.paths import PathLike as PathLike
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
@@ -54,13 +55,25 @@ def _located(path: AnyPath, op: str) -> AnyPath:
     elif (numbered := _numbered(found)) and not (path / _OF_STEP).exists():  # whose items are its own
         found = [numbered[-1][1]]
     if len(found) != 1:
-        none = f"none in {path}" + ("" if path.exists() else ", which is not there")
-        got = none if not found else f"{[str(item.relative_to(path)) for item in found]} in {path}"
-        raise CheckpointError(
-            f"kvjax: {op}: want a checkpoint of tables, got {got}; give the folder of one, of a step of an Orbax "
-            "CheckpointManager that has one, or of the manager"
-        )
+        mend = "give the folder of one, of a step of an Orbax CheckpointManager that has one, or of the manager"
+        got = f"{[str(item.relative_to(path)) for item in found]} in {path}"
+        got, mend = (got, mend) if found else _other(path) or (f"none in {path}", mend)
+        raise CheckpointError(f"kvjax: {op}: want a checkpoint of tables, got {got}; {mend}")
     return found[0]
+
+
+def _other(path: AnyPath) -> tuple[str, str] | None:
+    """What is at a path in the place of a checkpoint, and what reads that; None if it is nothing of kvjax's."""
+    if not path.exists():
+        return f"none in {path}, which is not there", "check the path"
+    kind = path.suffix.removeprefix(".")
+    if kind in FILE_FORMATS and path.is_file():
+        return f"{path}, a file of rows", f"kvjax.convert.from_{kind} reads it, and kvjax convert makes a checkpoint"
+    if isinstance(path, Path) and (kind == "frozen" or any(path.glob("*.frozen"))):
+        return f"{path}, which serving reads", "open it with kvjax.serving, a file with FrozenTable"
+    if isinstance(path, Path) and (path / "current").is_file():
+        return f"{path}, a folder of releases", "kvjax releases shows them, and kvjax.serving.Releases opens them"
+    return None
 
 
 def steps_at(path: PathLike) -> Iterator[tuple[int, list[AnyPath]]]:

@@ -63,8 +63,9 @@ def info_of(path: Path) -> ReleaseInfo:
     Raises:
       FileNotFoundError: it is not there.
     """
-    info = ReleaseInfo(int(path.name), _utc(os.stat(path).st_mtime), (), None, None)
+    info = ReleaseInfo(int(path.name), _utc(os.lstat(path).st_mtime), (), None, None)
     try:
+        os.scandir(path).close()  # or it is no folder
         with saying("open", reads=True):
             return _read(path, info)
     except FileNotFoundError:  # it went meanwhile

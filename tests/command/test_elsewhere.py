@@ -1,0 +1,68 @@
+"""What a command says of a path or an argument that is another command's."""
+
+import os
+
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax._command.main import main
+from kvjax.serving import Releases
+
+
+@pytest.fixture
+def text(capsys):
+    def text(*args):
+        assert main([str(arg) for arg in args]) == 2
+        return capsys.readouterr().err
+
+    return text
+
+
+@pytest.fixture
+def table(make):
+    return make(2).upsert([1, 2], np.ones((2, 2)))
+
+
+def test_releases_and_what_is_in_them(table, tmp_path, text):
+    Releases(tmp_path).publish({"user": table})
+    assert f"got {tmp_path}, a folder of releases; kvjax releases shows them" in text("inspect", tmp_path)
+    for place in ("00000001", "00000001/user.frozen"):
+        assert f"got {tmp_path / place}, which serving reads; " in text("verify", tmp_path / place)
+        with pytest.raises(kvjax.checkpoint.CheckpointError, match="which serving reads"):
+            kvjax.checkpoint.restore(tmp_path / place)
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "parquet"])
+def test_files_of_rows(table, tmp_path, text, kind):
+    path = tmp_path / f"user.{kind}"
+    getattr(table.export(), f"to_{kind}")(path)
+    said = text("get", path, "1")
+    assert f"kvjax: get: want a checkpoint of tables, got {path}, a file of rows; kvjax.convert.from_{kind} " in said
+    assert callable(getattr(kvjax.convert, f"from_{kind}"))
+
+
+def test_convert_says_convert(tmp_path, text):
+    for out in ("out", "out.npz"):
+        said = text("convert", tmp_path, tmp_path.parent / out)
+        assert said.startswith(f"kvjax: convert: want a checkpoint of tables, got none in {tmp_path}; "), said
+
+
+def test_an_option_of_another_command(tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["get", str(tmp_path), "1", "--stats"])
+    said = capsys.readouterr().err
+    assert error.value.code == 2 and said.startswith("usage: kvjax get ") and "unrecognized arguments: --stats" in said
+
+
+def test_what_is_no_folder_hides_no_release(table, tmp_path, capsys):
+    releases = Releases(tmp_path)
+    for _ in range(3):
+        releases.publish({"user": table}, keep=4)
+    os.rename(tmp_path / "00000001", tmp_path / "one")
+    os.symlink(tmp_path / "00000001", tmp_path / "00000001")
+    os.rename(tmp_path / "00000002", tmp_path / "two")
+    (tmp_path / "00000002").write_bytes(b"")
+    assert [(info.number, info.damaged is None) for info in releases.history()] == [(1, False), (2, False), (3, True)]
+    assert main(["releases", str(tmp_path)]) == 1
+    assert "symbolic links" in capsys.readouterr().out
