@@ -1,0 +1,89 @@
+"""The reference lists every public name by the first sentence of its docstring; running this file writes it."""
+
+import importlib
+import inspect
+import re
+import types
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/reference.md"
+MODULES = (
+    "kvjax", "kvjax.admit", "kvjax.evict", "kvjax.initializers", "kvjax.constraints", "kvjax.storage", "kvjax.flax",
+    "kvjax.flax.nnx", "kvjax.optax", "kvjax.orbax", "kvjax.checkpoint", "kvjax.convert", "kvjax.serving",
+)  # fmt: skip
+HEAD = """# Reference
+
+Every public name, with the first sentence of its docstring. The linked file, or `help(name)`, has the rest: shapes,
+dtypes, errors and an example. `python tests/project/test_reference.py` writes this page.
+"""
+# Members without an underscore that only other modules of kvjax call.
+INTERNAL = {
+    "alternatives", "array", "async_save", "at", "calls_python", "cells", "check", "chosen", "close", "donated",
+    "finalize", "first_globals", "follows", "formula", "given", "init", "layout", "leaf", "needs_number", "of",
+    "of_columns", "own_options", "passing", "read", "reads_rows", "reported", "snapshot", "stored", "tests", "text",
+    "tree_flatten", "tree_flatten_with_keys", "tree_unflatten", "version", "warn", "with_words",
+}  # fmt: skip
+
+
+def first_sentence(doc):
+    paragraph = " ".join((doc or "").split("\n\n")[0].split())
+    sentence = re.match(r"(.*?[^.]\.)(?: [A-Z`(]|$)", paragraph)
+    return (sentence[1] if sentence else paragraph).replace("``", "`").replace("|", "\\|")
+
+
+def members(cls):
+    """The names of methods and properties that are defined by the class, or a private base of it, with docstrings."""
+    found = {}
+    for base in cls.__mro__:
+        if base is cls or (base.__module__.startswith("kvjax") and base.__name__ not in PUBLIC):
+            own = {name: x for name, x in vars(base).items() if isinstance(x, (property, classmethod, staticmethod))}
+            own |= {name: x for name, x in vars(base).items() if inspect.isfunction(x)}
+            found = {name: inspect.getdoc(getattr(cls, name)) if callable(x) else inspect.getdoc(x)
+                     for name, x in own.items() if name[0] != "_"} | found  # fmt: skip
+    return sorted(found.items())
+
+
+PUBLIC = {name for module in MODULES for name in importlib.import_module(module).__all__}
+
+
+def lines_of(module):
+    yield from ("", f"## {module.__name__}", "", first_sentence(module.__doc__), "", "| | |", "|---|---|")
+    for name in sorted(module.__all__, key=str.lower):
+        x = getattr(module, name)
+        if not inspect.ismodule(x) and not name.endswith("State"):
+            yield from lines_on(name, x)
+    if states := [f"`{name}`" for name in sorted(module.__all__) if name.endswith("State")]:
+        yield from ("", "The states of transforms, for annotations:", *(f"{state}," for state in states[:-1]))
+        yield f"{states[-1]}."
+
+
+def lines_on(name, x):
+    if isinstance(x, types.UnionType):  # which has no docstring: the string behind its definition is that
+        (path,) = [p for p in (ROOT / "kvjax").rglob("*.py") if f"\n{name}: TypeAlias" in p.read_text()]
+        doc = re.search(rf'\n{name}: TypeAlias.*?\n"""(.*?)"""', path.read_text(), re.S)[1]
+    else:
+        path, doc = Path(inspect.getsourcefile(x)), inspect.getdoc(x)
+    yield f"| [**`{name}`**](../{path.relative_to(ROOT).as_posix()}) | {first_sentence(doc)} |"
+    if inspect.isclass(x) and not issubclass(x, Exception):
+        yield from (f"| `.{member}` | {first_sentence(said)} |" for member, said in members(x)
+                    if member not in INTERNAL and said)  # fmt: skip
+
+
+def page():
+    return HEAD + "\n".join(each for name in MODULES for each in lines_of(importlib.import_module(name))) + "\n"
+
+
+def test_the_reference_is_written():
+    assert PAGE.read_text() == page(), "python tests/project/test_reference.py"
+
+
+def test_what_is_internal_is_there():
+    objects = [getattr(importlib.import_module(module), name) for module in MODULES
+               for name in importlib.import_module(module).__all__]  # fmt: skip
+    there = {member for x in objects if inspect.isclass(x) for base in x.__mro__ for member in vars(base)}
+    assert there >= INTERNAL
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
