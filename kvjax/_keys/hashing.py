@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -53,9 +53,7 @@ def hash_keys(items: HashedLike, salt: int | HasArray = 0) -> np.ndarray:
     salts = as_bits(salt, "hash_keys, salt") if is_salts(salt) else salt_of(salt, "hash_keys")
     check_no_mask(items, "hash_keys")
     check_whole(items, "hash_keys")
-    array = as_array(items, "hash_keys")
-    if array.dtype.kind not in "iu" and not isinstance(items, np.ndarray):
-        array = np.array(items, dtype=object)  # NumPy's own types cut trailing zero bytes, and round integers
+    array = _array_of(items)
     objects = array.dtype == object and all(isinstance(item, (int, np.integer)) for item in array.flat)
     if isinstance(salts, np.ndarray):
         check_salts(salts.shape, array.shape, "hash_keys")
@@ -63,8 +61,28 @@ def hash_keys(items: HashedLike, salt: int | HasArray = 0) -> np.ndarray:
         bits = as_bits(array, "hash_keys").reshape(-1).view(np.int64)
         hashed = hash_integers(bits, _each(salts, array))
     else:
-        hashed = _hash_strings([_encode(item) for item in array.reshape(-1).tolist()], _each(salts, array))
+        strings = array.reshape(-1).tolist()
+        try:
+            hashed = _hash_strings(strings, _each(salts, array))
+        except (TypeError, UnicodeEncodeError):
+            as_array(items, "hash_keys")  # says if their lengths differ
+            for item in strings:
+                _check_text(item)
+            raise
     return hashed.reshape(array.shape)
+
+
+def _array_of(items: Any) -> np.ndarray:
+    """NumPy's own types of strings cut trailing zero bytes, and of numbers round integers: so all but arrays and
+    integers is an array of objects."""
+    if isinstance(items, np.ndarray):
+        return items
+    first = items
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if not isinstance(first, (str, bytes)) and (array := as_array(items, "hash_keys")).dtype.kind in "iuO":
+        return array
+    return np.array(items, dtype=object)
 
 
 def is_salts(salt: object) -> bool:
@@ -81,7 +99,7 @@ def hash_integers(bits: np.ndarray, salt: int | np.ndarray) -> np.ndarray:
     return host.hash_integers((bits.view(np.uint64) + first.view(np.uint64)).view(np.int64), 0)
 
 
-def _hash_strings(items: list[bytes], salt: int | np.ndarray) -> np.ndarray:
+def _hash_strings(items: list[Any], salt: int | np.ndarray) -> np.ndarray:
     if isinstance(salt, int):
         return host.hash_strings(items, salt)
     hashed = np.empty(len(items), np.int64)
@@ -95,18 +113,17 @@ def _each(salts: int | np.ndarray, items: np.ndarray) -> int | np.ndarray:
     return salts if isinstance(salts, int) else np.broadcast_to(salts, items.shape).reshape(-1)
 
 
-def _encode(item: object) -> bytes:
+def _check_text(item: object) -> None:
     if isinstance(item, str):
         try:
-            return item.encode()
+            item.encode()
         except UnicodeEncodeError:
             raise ValueError(
                 f"kvjax: hash_keys: want text that UTF-8 can hold, got {item!r}; hash bytes of your choice, such as "
                 "text.encode('utf-8', 'surrogatepass')"
             ) from None
-    if isinstance(item, bytes):
-        return item
-    raise TypeError(
-        f"kvjax: hash_keys: want str and bytes, or integers alone, got {type(item).__name__} {item!r} among them; make "
-        "strings or integers of what you have"
-    )
+    elif not isinstance(item, bytes):
+        raise TypeError(
+            f"kvjax: hash_keys: want str and bytes, or integers alone, got {type(item).__name__} {item!r} among them; "
+            "make strings or integers of what you have"
+        )

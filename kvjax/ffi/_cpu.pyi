@@ -35,8 +35,8 @@ def ask_failure(number: int) -> None:
 def owners(keys: numpy.typing.NDArray[numpy.int64], shards: int) -> numpy.typing.NDArray[numpy.int32]:
     """The shard (n,) of each key by its virtual bucket."""
 
-def hash_strings(items: Sequence[bytes], salt: int) -> numpy.typing.NDArray[numpy.int64]:
-    """A key (n,) for each of n strings."""
+def hash_strings(items: Sequence[str | bytes], salt: int) -> numpy.typing.NDArray[numpy.int64]:
+    """A key (n,) for each of n strings, as UTF-8."""
 
 def digest(data: numpy.typing.NDArray[numpy.uint8]) -> int:
     """The XXH64 of bytes (n,)."""

@@ -43,8 +43,8 @@ class Native(Protocol):
     def owners(self, keys: numpy.typing.NDArray[numpy.int64], shards: int) -> numpy.typing.NDArray[numpy.int32]:
         """The shard (n,) of each key by its virtual bucket."""
 
-    def hash_strings(self, items: Sequence[bytes], salt: int) -> numpy.typing.NDArray[numpy.int64]:
-        """A key (n,) for each of n strings."""
+    def hash_strings(self, items: Sequence[str | bytes], salt: int) -> numpy.typing.NDArray[numpy.int64]:
+        """A key (n,) for each of n strings, as UTF-8."""
 
     def digest(self, data: numpy.typing.NDArray[numpy.uint8]) -> int:
         """The XXH64 of bytes (n,)."""

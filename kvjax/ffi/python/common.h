@@ -45,8 +45,16 @@ inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashStrings(const nb::sequen
   std::vector<int64_t> out;
   out.reserve(nb::len(items));
   for (const nb::handle item : items) {
-    const auto bytes = nb::cast<nb::bytes>(item);
-    out.push_back(static_cast<int64_t>(HashBytes(bytes.c_str(), bytes.size(), salt)));
+    std::string_view bytes;
+    if (PyBytes_Check(item.ptr())) {
+      bytes = {PyBytes_AsString(item.ptr()), static_cast<size_t>(PyBytes_Size(item.ptr()))};
+    } else {
+      Py_ssize_t size = 0;
+      const char* const text = PyUnicode_AsUTF8AndSize(item.ptr(), &size);
+      if (text == nullptr) throw nb::python_error();  // TypeError or UnicodeEncodeError
+      bytes = {text, static_cast<size_t>(size)};
+    }
+    out.push_back(static_cast<int64_t>(HashBytes(bytes.data(), bytes.size(), salt)));
   }
   return ToNumpy(std::move(out));
 }
@@ -123,9 +131,9 @@ inline void BindCommon(nb::module_& m) {
                 "numpy.typing.NDArray[numpy.int32]"),
         "The shard (n,) of each key by its virtual bucket.");
   m.def("hash_strings", &HashStrings, nb::arg("items"), nb::arg("salt"),
-        nb::sig("def hash_strings(items: collections.abc.Sequence[bytes], salt: int) -> "
+        nb::sig("def hash_strings(items: collections.abc.Sequence[str | bytes], salt: int) -> "
                 "numpy.typing.NDArray[numpy.int64]"),
-        "A key (n,) for each of n strings.");
+        "A key (n,) for each of n strings, as UTF-8.");
   m.def("digest", &Digest, nb::arg("data"),
         nb::sig("def digest(data: numpy.typing.NDArray[numpy.uint8]) -> int"), "The XXH64 of bytes (n,).");
   m.def("hash_integers", &HashIntegers, nb::arg("items"), nb::arg("salt"),
