@@ -20,11 +20,13 @@ class OfModule(NamedTuple):
       drawn: whether the table's seed was drawn, as nobody had said one.
       model: a weak reference to what all layers of the model have in common in that ``init``, or what gives None.
       layer: the same of the layer, if it holds its table itself.
+      traced: whether it was a part of a larger model and traced by itself, as under ``nn.jit``: its key had no number.
     """
 
     drawn: bool
     model: Callable[[], Any] = lambda: None
     layer: Callable[[], Any] = lambda: None
+    traced: bool = False
 
 
 class Process:

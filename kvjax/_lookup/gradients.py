@@ -218,6 +218,11 @@ def _outermost(leaves: Any) -> list[Table]:
     handles = list(leaves)
     for handle in handles:
         check_one_version(handle, "value_and_grad")
+        if shape := getattr(handle.given, "shape", ()):
+            raise fail(
+                ValueError, handle.name, "value_and_grad", "one handle", f"{shape[0]} stacked, as nn.scan gives layers",
+                "a name is one table for all layers: look the rows up before the scan",
+            )  # fmt: skip
         if handle.tape is not None:
             raise ValueError(
                 f"kvjax: table {handle.name!r}, value_and_grad: want one value_and_grad over a table, got one inside "

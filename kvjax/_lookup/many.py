@@ -82,6 +82,9 @@ def _feature_of(name: str, given: Any) -> Feature:
     if len(given) == 3 and is_integer(given[2]):
         mend = f"of padding by an id give kvjax.Feature(table, ids, pad_id={given[2]})"
         raise fail(TypeError, None, op, "a mask as the third of (table, keys, mask)", repr(given[2]), mend)
+    if len(given) == 3 and isinstance(given[2], Keys):
+        mend = "give features of two tables, or of two keys, a name each"
+        raise fail(TypeError, None, op, "a mask as the third of (table, keys, mask)", "keys", mend)
     return Feature(*given)
 
 

@@ -180,6 +180,11 @@ def _constraint(request: Request, constraint: Any) -> Callable[[Any], Any] | Non
     if constraint is not None and type(constraint) not in constraints.RULES.values():
         row = type_text(np.float32, (request.dim,))
         got = type_made(constraint, constraint, np.zeros(request.dim, np.float32))
+        if got == row:  # all rows of a step are given to it by vmap
+            import jax
+
+            many = type_made(constraint, jax.vmap(constraint), np.zeros((2, request.dim), np.float32))
+            got = row if many == type_text(np.float32, (2, request.dim)) else f"under vmap {many}"
         request.want(got == row, f"constraint: a function {row} -> {row}", got)
     return constraint
 

@@ -32,10 +32,12 @@ class Maker(NamedTuple):
     Attributes:
       model: what all layers of the model have in common in this ``init`` and in no other, or None.
       layer: the layer, if it holds its table itself, or None.
+      part: whether `model` is only a part of the model, which a transform such as ``nn.jit`` runs by itself.
     """
 
     model: Any
     layer: Any
+    part: bool
 
 
 def init_table(
@@ -116,7 +118,8 @@ def _make(spec: TableSpec, drawn: bool, maker: Maker) -> Table:
 
 
 def _made_by(drawn: bool, maker: Maker) -> OfModule:
-    return OfModule(drawn, *(_nothing if x is None else weakref.ref(x) for x in maker))
+    model, layer = (_nothing if x is None else weakref.ref(x) for x in (maker.model, maker.layer))
+    return OfModule(drawn, model, layer, traced=maker.part and is_traced())
 
 
 def _nothing() -> None:
@@ -126,11 +129,20 @@ def _nothing() -> None:
 def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, maker: Maker) -> Table:
     table = Table(live_version(known), known)
     written = int(table.version) != PROCESS.births[spec.name]
-    if not written and spec == known:
-        PROCESS.of_modules[spec.name] = _made_by(drawn, maker)
-        return table
     before = PROCESS.of_modules[spec.name]
-    if maker.model is not None and before.model() is maker.model:
+    same_model = maker.model is not None and before.model() is maker.model
+    if not written and before.traced and before.drawn and drawn and _same_but_for_seed(spec, known):
+        if spec != known and not same_model:  # the table may be that of a layer of this model, under nn.jit
+            _warn(
+                f"kvjax: table {spec.name!r}, init: want an init outside of jit, where its key seeds the table, got a "
+                "table that a compiled init has made, as that of a layer under nn.jit; its rows begin by seed "
+                f"{known.seed}, whatever the key; give the layers a seed, or drop_table({spec.name!r}) first"
+            )
+        spec = known
+    if not written and spec == known:
+        PROCESS.of_modules[spec.name] = _made_by(drawn, maker)._replace(traced=before.traced)
+        return table
+    if same_model:
         raise fail(
             ValueError, spec.name, "init", "all layers of a model that name it to give the same options",
             f"one that differs from an earlier one: {spec.differences(known)}",
@@ -142,7 +154,7 @@ def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, maker: Maker) -> 
             "its handles from before are stale. To go on with its rows, give the layer reuse=True or the Table; for "
             "shapes alone, jax.eval_shape(net.init, ...) touches no table"
         )
-    elif not written and before.layer() is not None:
+    elif not written and (before.layer() is not None or before.traced):
         _warn(
             f"kvjax: table {spec.name!r}, init: made anew for a layer that differs ({spec.differences(known)}); that "
             "of before has a stale handle. Layers that share a table are one module, or have the same options and "
@@ -150,6 +162,10 @@ def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, maker: Maker) -> 
         )
     lifetime.drop(spec.name)
     return _make(spec, drawn, maker)
+
+
+def _same_but_for_seed(spec: TableSpec, known: TableSpec) -> bool:
+    return dataclasses.replace(spec, seed=known.seed) == known
 
 
 def _warn(text: str) -> None:

@@ -95,6 +95,11 @@ def simulate(
     for limit in limits:
         if limit is not None and (not is_integer(limit) or limit < 1):
             raise ValueError(f"kvjax: simulate: want limits in max_capacity= as integers >= 1 or None, got {limit!r}")
+    for name, given, kind in (("evict", evict, (policies.Policy, policies.Every)), ("admit", admit, Admission)):
+        if given is not None and not isinstance(given, kind):
+            raise TypeError(f"kvjax: simulate: want {name}= of kvjax.{name} or None, got {given!r}; see kvjax.{name}")
+    if not hasattr(batches, "__iter__"):
+        raise TypeError(f"kvjax: simulate: want the keys of each step, got {batches!r}; give a list of arrays")
     policy = evict.policy if isinstance(evict, policies.Every) else evict
     if policy is not None and policy.reads_rows() and not policy.calls_python():
         raise ValueError(

@@ -26,7 +26,7 @@ def probes(function: Any, dim: int, dtype: str) -> tuple[float, ...]:
 
     Raises:
       TypeError: the function takes or returns something else.
-      ValueError: its numbers are not finite in the dtype of a table's rows.
+      ValueError: its numbers are not finite in the dtype of a table's rows, or do not depend on the rng alone.
     """
     want = f"want an initializer (rng, shape, dtype) -> array of shape (1, {dim}) float32"
     try:
@@ -39,7 +39,12 @@ def probes(function: Any, dim: int, dtype: str) -> tuple[float, ...]:
     if not isinstance(row, jax.ShapeDtypeStruct) or row.shape != (1, dim) or row.dtype != jnp.float32:
         raise TypeError(f"{want}, got {row}; a table calls it for each key by itself")
     with jax.ensure_compile_time_eval():
-        found = np.asarray(rows(function, 0, jnp.asarray(_PROBES), dim))
+        found, again = (np.asarray(rows(function, 0, jnp.asarray(_PROBES), dim)) for _ in range(2))
+    if not np.array_equal(found, again, equal_nan=True):
+        raise ValueError(
+            f"{want}, the same for the same rng, got one that gives others in a second call, and so one row for all "
+            "keys of a batch; draw by jax.random of the rng"
+        )
     check_held(found, dtype, "a function")
     return tuple(float(f"{x:.4g}") for x in found[:, [0, dim // 2, dim - 1]].reshape(-1))
 

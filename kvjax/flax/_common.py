@@ -47,7 +47,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def resolve_table(layer: LayerOptions, op: str, rng: Any, model: Any = None, holder: Any = None) -> Table:
+def resolve_table(layer: LayerOptions, op: str, rng: Any, maker: Maker) -> Table:
     """The table of a layer that is initialized: the one that was given, or the one of that name, made if need be.
 
     An option that is None is one that was not given.
@@ -56,8 +56,7 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any, model: Any = None, hol
       layer: the layer's options.
       op: what the layer is called, for errors.
       rng: the JAX key of the model, or None.
-      model: what all layers of the model that is initialized have in common, if there is such a thing.
-      holder: the layer, if it holds the table itself.
+      maker: who initializes.
     """
     table, features = layer.table, layer.features
     if not isinstance(table, (str, Table)):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
@@ -74,7 +73,7 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any, model: Any = None, hol
         return checked(layer, op, table if isinstance(table, Table) else _existing(table, op))
     scaled = normal(features**-0.5) if is_integer(features) and features > 0 else 0.0  # else get_table says what it is
     made: dict[str, Any] = {"dim": features, "initializer": scaled, **options}
-    return init_table(table, Arguments(**made), set(options), rng, op, bool(layer.reuse), Maker(model, holder))
+    return init_table(table, Arguments(**made), set(options), rng, op, bool(layer.reuse), maker)
 
 
 S = TypeVar("S", bound=Readable)

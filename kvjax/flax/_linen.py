@@ -14,6 +14,7 @@ from flax.core.scope import LazyRng
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._lookup.feature import Feature, read
 from kvjax._lookup.readable import Readable
+from kvjax._table.modules import Maker
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
@@ -39,10 +40,11 @@ class _TableModule(LayerOptions, nn.Module):
                 raise fail(
                     ValueError, str(getattr(self.table, "name", self.table)), op,
                     'variables with its table, under "params"', "none",
-                    "give apply what init has returned, and the updates made of it",
+                    'give init a key, or rngs with "params"; and apply what init has returned, or updates made of it',
                 )  # fmt: skip
             rng = LazyRng.create(scope.root.rngs["params"]).rng
-            return self.param("table", lambda _: resolve_table(self, op, rng, scope.root))
+            maker = Maker(scope.root, None, part=bool(scope.root.path))
+            return self.param("table", lambda _: resolve_table(self, op, rng, maker))
         table = checked(self, op, self.get_variable("params", "table"))
         return self.param("table", lambda _: table)
 

@@ -19,6 +19,7 @@ from kvjax._lookup import gradients
 from kvjax._lookup.feature import Feature, read
 from kvjax._lookup.readable import FrozenReadable
 from kvjax._spec.signature import initialized_by
+from kvjax._table.modules import Maker
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
@@ -67,7 +68,7 @@ class _TableModule(nnx.Module):
     def _begin(self, layer: _EmbedOptions) -> None:
         # What the table is called decides its seed, and not how often the stream has been asked.
         rng = None if layer.rngs is None else layer.rngs["params"].key.get_value()
-        self.table = nnx.Param(resolve_table(layer, type(self).__name__, rng, holder=self))
+        self.table = nnx.Param(resolve_table(layer, type(self).__name__, rng, Maker(None, self, False)))
         self.dtype, self.pad_id, self.max_norm = layer.dtype, layer.pad_id, layer.max_norm
 
     def __setattr__(self, name: str, value: Any) -> None:

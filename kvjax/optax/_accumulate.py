@@ -26,7 +26,7 @@ class AccumulateState(NamedTuple):
       steps: ``()`` int32, gradients since the last update.
       grads: the gradients of these steps by number, each array ``(every, ...)``, in a form that any saver and a stock
         ``nnx.Optimizer`` take; of a table the words of the keys, the rows, the counts, and the words of the canary of a
-        `kvjax.SparseRows`. Empty before the first step.
+        `kvjax.SparseRows`. Arrays of no elements are left out. Empty before the first step.
       inner: state of the transform.
     """
 
@@ -84,12 +84,14 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, AccumulateState]:
         plain, form = jax.tree.flatten(jax.tree.map(_plain, updates, is_leaf=is_sparse))
         arrays = {f"{i:05}": array for i, array in enumerate(plain)}
-        kept = _put(state.grads if len(state.grads) else _room(arrays, every), arrays, state.steps)
+        some = {name: array for name, array in arrays.items() if array.size}  # Orbax saves no others
+        kept = _put(state.grads if len(state.grads) else _room(some, every), some, state.steps)
 
         last = state.steps == every - 1
 
         def write(kept: Any, inner: Any) -> Any:
-            grads = jax.tree.unflatten(form, [kept[name] for name in sorted(kept)])
+            whole = _room(arrays, every) | dict(kept)
+            grads = jax.tree.unflatten(form, [whole[name] for name in sorted(whole)])
             return tx.update(jax.tree.map(_mean, updates, grads, is_leaf=is_sparse), inner, params, **extra)
 
         new_updates, inner = update_if(last, write, kept, state.inner)

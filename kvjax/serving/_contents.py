@@ -139,13 +139,16 @@ def with_contents(
             return write(of_chain(chain, _name_in(chain, folder, name), prune))
 
         return unreplaced(folder, base, "write", body)
+    if base is not None:
+        want, mend = "base= beside a checkpoint", "leave it out"
+        raise fail(ValueError, name or default_name, "write", want, type(source).__name__, mend)
     if isinstance(source, Exported):
         unsigned = source.keys.dtype.kind == "u"
         return write(
             _in_memory(name or default_name, source, prune, "uint64" if unsigned else "int64", None, None, None)
         )
     if hasattr(source, "spec") and hasattr(source, "export"):
-        return write(_of_table(source, prune))
+        return write(_of_table(source, name, prune))
     raise fail(
         TypeError, name or default_name, "write", "a kvjax.Table, what table.export() gives, a FrozenTable, or "
         "the folder of a checkpoint's tables", type(source).__name__, "give one of these",
@@ -162,7 +165,7 @@ def _in_memory(name: str, rows: Exported, prune: PruneLike | None, key_dtype: st
     return Contents(name, source, False, key_dtype, *unseen)
 
 
-def _of_table(table: Any, prune: PruneLike | None) -> Contents:
+def _of_table(table: Any, name: str | None, prune: PruneLike | None) -> Contents:
     spec = table.spec
     if spec.num_processes > 1:
         raise fail(
@@ -174,7 +177,7 @@ def _of_table(table: Any, prune: PruneLike | None) -> Contents:
         missing = np.asarray(table.lookup(np.array(missing, np.uint64), missing="init"))
     initial, pool = _initial_of(spec.initializer, spec.seed, spec.dtype)
     moved = initial is not None and _has_moved(table, initial, pool)
-    return _in_memory(spec.name, table.export(), prune, spec.key_dtype, missing, initial, pool, moved)
+    return _in_memory(name or spec.name, table.export(), prune, spec.key_dtype, missing, initial, pool, moved)
 
 
 def _has_moved(table: Any, initial: Initial, pool: np.ndarray | None) -> bool:

@@ -113,8 +113,8 @@ class FrozenTable(FrozenReads):
             ``(dim,)``. By default the same as in the table; for keys that wait for admission, what ``unadmitted=``
             says. It must be given for an export, which does not contain it, and if a function of yours makes the
             initial rows, because that function needs JAX.
-          name: name of the table in the checkpoint, if it has several; or a name for an export, by
-            default that of the file.
+          name: name of the table in the checkpoint, if it has several; or of the frozen table, by default that of
+            `source`, or for an export that of the file.
           base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
 
         Returns:
@@ -126,7 +126,7 @@ class FrozenTable(FrozenReads):
         """
         place = local(path, "FrozenTable.write")
         if isinstance(source, FrozenTable):
-            options = {"quantise": quantise, "missing": missing, "prune": prune}
+            options = {"quantise": quantise, "missing": missing, "prune": prune, "name": name, "base": base}
             write_again(place, source, source._mapped, options)
             return cls.open(place)
         mine = unquote(place.name.removesuffix(SUFFIX))

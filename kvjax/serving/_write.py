@@ -119,12 +119,13 @@ def write_again(path: Path, table: FrozenTable, mapped: MappedFile, options: dic
       path: of the new file.
       table: the table.
       mapped: its file.
-      options: quantise, missing and prune, as `FrozenTable.write` has them.
+      options: quantise, missing, prune, name and base, as `FrozenTable.write` has them.
 
     Raises:
       ValueError: the options would change it.
     """
-    if options["prune"] is not None or not stays(table, options["quantise"], options["missing"]):
+    other = options["name"] not in (None, table.name) or any(options[x] is not None for x in ("prune", "base"))
+    if other or not stays(table, options["quantise"], options["missing"]):
         given = ", ".join(f"{name}=" for name, value in options.items() if value is not None)
         raise fail(
             ValueError, table.name, "write", "a frozen table as it is", f"{given}, which would change it",

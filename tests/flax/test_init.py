@@ -238,11 +238,86 @@ def test_params_that_do_not_fit_the_layer_are_refused():
     with pytest.raises(ValueError, match="want features=4"):
         Net(features=8).apply({"params": params}, KEYS)
     for without in ({}, {"params": {}}):
-        with pytest.raises(ValueError, match=r"'t', Embed: want variables with its table.*give apply what init"):
+        with pytest.raises(
+            ValueError, match=r"'t', Embed: want variables with its table.*; give init a key.*apply what init"
+        ):
             Net().apply(without, KEYS)
     dense, _ = kvjax.orbax.split(params)
     with pytest.raises(TypeError, match=r"want a kvjax.Table in params, got TableRef\('t'\); .*combine"):
         Net().apply({"params": dense}, KEYS)
+
+
+def towers(first, second, **options):
+    """Two modules of one model that name one table, each in a transform of its own."""
+
+    class Tower(nn.Module):
+        @nn.compact
+        def __call__(self, keys):
+            return kvjax.flax.Embed("t", 4, **options)(keys)
+
+    class Both(nn.Module):
+        @nn.compact
+        def __call__(self, keys):
+            return first(Tower)(name="a")(keys) * second(Tower)(name="b")(keys)
+
+    return Both()
+
+
+@pytest.mark.filterwarnings("ignore:.*want an init outside of jit")
+@pytest.mark.filterwarnings("ignore:.*traces and compiles these again")
+@pytest.mark.parametrize("order", [(nn.jit, lambda m: m), (lambda m: m, nn.jit), (nn.jit, nn.jit), (nn.remat, nn.jit)])
+def test_towers_under_a_transform_share_a_table(order):
+    net = towers(*order)
+    for _ in range(2):  # the second init finds a table that nobody has written
+        params = net.init(jax.random.key(0), KEYS)["params"]
+    handles = [int(params[name]["Embed_0"]["table"].version) for name in "ab"]
+    assert handles == [int(kvjax.tables()["t"].version)] * 2
+    rows = kvjax.tables()["t"].lookup(IDS)
+    np.testing.assert_allclose(net.apply({"params": params}, KEYS), rows * rows, rtol=1e-6)
+    updates, _ = TX.update(
+        kvjax.grad(lambda p: jnp.sum(net.apply({"params": p}, KEYS)))(params), TX.init(params), params
+    )
+    assert len(optax.apply_updates(params, updates)["a"]["Embed_0"]["table"]) == len(IDS)
+
+
+def test_a_layer_under_jit_decides_the_seed_and_says_so():
+    with pytest.warns(UserWarning) as said:
+        towers(nn.jit, lambda m: m).init(jax.random.key(0), KEYS)
+    texts = [str(warning.message) for warning in said]
+    assert len(texts) == 2 and all("want an init outside of jit" in text for text in texts)
+    assert "got a table that a compiled init has made" in texts[1] and "drop_table('t')" in texts[1]
+    seed = kvjax.tables()["t"].spec.seed
+    kvjax.drop_table("t")
+    assert linen().spec.seed != seed  # that of the key
+    kvjax.drop_table("t")
+    towers(nn.jit, lambda m: m, seed=5).init(jax.random.key(0), KEYS)  # no warning: the seed is said
+    assert kvjax.tables()["t"].spec.seed == 5
+
+
+def test_shapes_alone_do_not_decide_the_seed():
+    jax.eval_shape(Net().init, jax.random.key(0), KEYS)
+    seed = linen().spec.seed
+    kvjax.drop_table("t")
+    assert linen().spec.seed == seed
+
+
+def test_a_stack_of_layers_is_no_table():
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, carry, keys):
+            return carry + kvjax.flax.Embed("t", 4, seed=0)(keys), None
+
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, keys):
+            layers = nn.scan(
+                Block, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=nn.broadcast, length=3
+            )
+            return layers()(jnp.zeros((*keys.shape, 4)), keys)[0]
+
+    params = Stack().init(jax.random.key(0), KEYS)["params"]
+    with pytest.raises(ValueError, match=r"'t', value_and_grad: want one handle, got 3 stacked, .*before the scan"):
+        kvjax.grad(lambda p: jnp.sum(Stack().apply({"params": p}, KEYS)))(params)
 
 
 def test_a_restore_brings_the_seed(tmp_path):

@@ -237,6 +237,8 @@ def test_lookup_many_refuses_what_it_does_not_know(make):
         kvjax.lookup_many({"f": (table, np.array([1]), np.array([True, False]))})
     with pytest.raises(TypeError, match=r"feature 'f'.* got -1; of padding by an id give .*\(table, ids, pad_id=-1\)"):
         kvjax.lookup_many({"f": (table, np.array([1, -1]), -1)})
+    with pytest.raises(TypeError, match=r"feature 'f': want a mask as the third of \(table, keys, mask\), got keys"):
+        kvjax.lookup_many({"f": (table, kvjax.keys([1]), kvjax.keys([1]))})
     stale, live = table, table.upsert(1, np.ones(2))
     with pytest.raises((ValueError, RuntimeError), match="stale"):
         finished(kvjax.lookup_many({"a": (live, 1), "b": (stale, 1)}))

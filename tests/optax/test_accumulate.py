@@ -199,3 +199,26 @@ def test_an_nnx_model_is_restored_in_the_middle(make, tmp_path):
         assert step(model, optimizer, *batch) == value
     np.testing.assert_array_equal(model.embed.table[...].lookup(np.arange(ROWS)), rows)
     kvjax.drop_table("middle")
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_a_table_that_the_loss_does_not_read_is_saved_and_restored(trainable, make, tmp_path):
+    """Orbax saves no arrays of no elements, as the gradients of such a table are."""
+    params = {"t": make(DIM), "unread": make(DIM, trainable=trainable), "w": jnp.ones(DIM)}
+    tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1)), 2)
+    state, ids = tx.init(params), np.arange(3)
+
+    def step(params, state):
+        grads = kvjax.grad(lambda p: jnp.sum(p["t"].lookup(ids) @ p["w"]))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, state = step(params, state)
+    dense, tables = kvjax.orbax.split((params, state))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=ocp.args.Composite(state=ocp.args.StandardSave(dense), t=kvjax.orbax.TableSave(tables)))
+        manager.wait_until_finished()
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(dense), t=kvjax.orbax.TableRestore(tables))
+        restored = manager.restore(1, args=items)
+    params, state = step(*kvjax.orbax.combine(restored["state"], restored["t"]))
+    assert len(params["t"]) == 3 and len(params["unread"]) == 0 and int(state.steps) == 0

@@ -277,6 +277,20 @@ assert sorted(dir(kvjax)) == dir(kvjax) and kvjax.get_table("t", dim=2).dim == 2
     np.testing.assert_array_equal(np.array(eval(done.stdout), np.float32), table.lookup(UNSEEN[:5]))
 
 
+def test_names_and_arguments_that_mean_nothing_for_a_source(make, tmp_path):
+    table = make(2).upsert([1], np.ones((1, 2)))
+    for source in (table, table.export()):
+        frozen = FrozenTable.write(tmp_path / "a", source, missing="zeros", name="other")
+        assert frozen.name == FrozenTable.write(tmp_path / "b", frozen, name="other").name == "other"
+        with pytest.raises(ValueError, match="write: want base= beside a checkpoint"):
+            FrozenTable.write(tmp_path / "b", source, base=tmp_path, missing="zeros")
+    for options in ({"name": "another"}, {"base": tmp_path}):
+        with pytest.raises(
+            ValueError, match=f"'other', write: want a frozen table as it is, got {next(iter(options))}="
+        ):
+            FrozenTable.write(tmp_path / "b", frozen, **options)
+
+
 @pytest.mark.parametrize("kind", ["nothing", "folder", "text"])
 def test_no_frozen_table(kind, tmp_path):
     path = tmp_path / "t"

@@ -176,6 +176,10 @@ def test_admission_is_part_of_what_a_table_is(make):
         make(1, admit=3)
 
 
+def called_back(row):
+    return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(row.shape, row.dtype), row)
+
+
 class Unhashable:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
@@ -192,6 +196,7 @@ class Unhashable:
         ({"constraint": lambda row: row.astype(jnp.bfloat16)}, r"got 'bfloat16\[4\]'"),
         ({"constraint": lambda a, b: a}, "TypeError"),
         ({"constraint": 1.0}, "constraint"),
+        ({"constraint": called_back}, "under vmap NotImplementedError"),
         ({"constraint": Unhashable()}, "unhashable"),
     ],
 )

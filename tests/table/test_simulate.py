@@ -94,6 +94,11 @@ def test_what_is_refused_leaves_no_table():
             simulate([[1, 2, 3]], **({"max_capacity": [None]} | wrong))
     with pytest.raises(TypeError):
         simulate([np.array([1.5])], [None])
+    for wrong in ("evict", "admit"):
+        with pytest.raises(TypeError, match=rf"simulate: want {wrong}= of kvjax.{wrong} or None, got 'x'"):
+            simulate([[1]], [None], **{wrong: "x"})
+    with pytest.raises(TypeError, match="simulate: want the keys of each step, got 5"):
+        simulate(5, [None])
     with pytest.raises(TypeError, match="want ids of 64 bits"):
         simulate([jnp.asarray(np.array([2**40 + 1]))], [None])
 

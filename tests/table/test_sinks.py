@@ -163,3 +163,18 @@ def test_scores_see_the_whole_row(make, promotion):
         table, _ = table.apply(tx, kvjax.SparseRows(np.array([key]), jnp.ones((1, 1))))
     assert sorted(table.export().keys.tolist()) == [1, 3, 4]
     assert seen[0].last_step == 6 and seen[0].versions.max() == 5
+
+
+def test_a_sink_cannot_drop_its_table(make):
+    table = make(1, max_capacity=3, on_full="evict").upsert(np.arange(3), np.ones((3, 1)))
+    other = make(1)
+
+    def sink(*_):
+        kvjax.drop_table(other.name)
+        kvjax.drop_table(table.name)
+
+    table = table.on_evict(sink)
+    with pytest.raises(REFUSED, match="drop_table: want a call once the user's function that it waits for has"):
+        jax.block_until_ready(table.upsert(np.array([9]), [[1.0]]))
+    assert table.name in kvjax.tables() and other.name not in kvjax.tables()
+    kvjax.drop_table(table.name)  # it was no longer waited for

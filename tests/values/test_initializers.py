@@ -354,3 +354,14 @@ def test_one_bound_of_uniform_is_an_error():
     for make_one in (kvjax.initializers.normal, kvjax.initializers.constant):
         with pytest.raises(TypeError, match=r"initializers\..*: want a number (stddev|value), got 'a'"):
             make_one("a")
+
+
+def test_a_function_draws_from_its_rng_alone():
+    draws = np.random.default_rng(0)
+    for function in (
+        lambda rng, shape, dtype: jnp.asarray(draws.normal(size=shape), dtype),
+        lambda rng, shape, dtype: jax.random.normal(rng, shape, dtype) + draws.normal(),
+    ):
+        with pytest.raises(ValueError, match=r"table 'bad', get_table: .* gives others in a second call.*jax.random"):
+            kvjax.get_table("bad", dim=2, initializer=function)
+    assert "bad" not in kvjax.tables()

@@ -124,8 +124,10 @@ class Registry {
     const std::lock_guard lock(mutex_);
     if (entries_.contains(name)) throw NameError(name);
   }
-  /// Without the lock: what a device is doing may wait for a call that wants it.
+  /// Without the lock: what a device is doing may wait for a call that wants it. And not from inside the
+  /// user's code, which is called by a table that is to go.
   void Settle(std::string_view name, std::string_view op) {
+    for (const auto& table : All(name, op)) table->CheckOutside(op);
     for (const auto& table : All(name, op)) table->Settle();
   }
 

@@ -45,6 +45,11 @@ class UserCode {
     }
   }
 
+  /// For a call that would take away what the user's code is about, and that need not wait for it.
+  void CheckOutside(std::string_view table, std::string_view op) const {
+    if (caller_.load() == std::this_thread::get_id()) throw UserCodeError(table, op);
+  }
+
   static int64_t Now() {
     return std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }

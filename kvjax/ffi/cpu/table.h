@@ -51,6 +51,7 @@ class Table {
   [[nodiscard]] const TableSpec& spec() const { return spec_; }
   [[nodiscard]] uint32_t version() const { return gate_.version(); }
   void Settle() const {}  // calls are done when they return
+  void CheckOutside(std::string_view op) const { gate_.CheckOutside(spec_.name, op); }
   /// The live version for a new handle.
   [[nodiscard]] uint32_t SettledVersion() const { return version(); }  // steps are whole when they have one
   [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }

@@ -68,6 +68,8 @@ class VersionGate {
     explicit CallingOut(VersionGate& gate) : Call(gate.user_code_) {}
   };
 
+  void CheckOutside(std::string_view table, std::string_view op) const { user_code_.CheckOutside(table, op); }
+
   /// Makes the next version current; only a writer may.
   uint32_t Next() { return version_ += 1; }
 

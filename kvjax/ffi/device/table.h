@@ -148,6 +148,7 @@ class DeviceTable {
   [[nodiscard]] uint32_t version() const;
   /// Waits for all that has been asked of the device.
   void Settle() const;
+  void CheckOutside(std::string_view op) const { user_code_.CheckOutside(spec_.name, op); }
   /// The live version for a new handle, once all that has been asked is done.
   [[nodiscard]] uint32_t SettledVersion() const;
   [[nodiscard]] size_t Size(uint32_t version, std::string_view op = "size") const;

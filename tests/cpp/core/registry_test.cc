@@ -17,6 +17,7 @@ struct Table {
   ~Table() { --alive; }
   [[nodiscard]] uint32_t version() const { return 1; }
   void Settle() const {}
+  void CheckOutside(std::string_view) const {}
 };
 using Registry = kvjax::Registry<Table>;
 
