@@ -1,4 +1,4 @@
-"""Arguments: those of each command, and the module that runs it."""
+"""Arguments of each command, and the module that runs it."""
 
 from __future__ import annotations
 
