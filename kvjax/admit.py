@@ -7,7 +7,7 @@ A gradient trains the row that it was taken at. So if keys without a row do not 
 (``unadmitted`` is not "init"), a key reads as its initial row as soon as one more occurrence would admit it, in
 training and in evaluation, and the step with that occurrence admits it. The occurrences of a step then count from the
 next step on, and the first row that is ever trained is the initial one. `Table.frequency` of a waiting key is its
-count. That of a row which unadmitted keys share counts the occurrences of all of them.
+count. The frequency of a row that unadmitted keys share counts the occurrences of all of them.
 
 Rows made by hand (`Table.upsert`, `Table.lookup_or_insert`, ...) need no admission.
 

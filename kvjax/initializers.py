@@ -100,8 +100,8 @@ def uniform(low: float | None = None, high: float | None = None) -> Initializer:
       high: the upper bound, 0.05 if none is given.
 
     Raises:
-      TypeError: one of the two is given alone, which other libraries take for a scale, each for another; or it is no
-        number.
+      TypeError: only one of the two is given, which other libraries take as a scale, each in its own way; or it is not
+        a number.
 
     Example:
       >>> import kvjax, numpy as np
@@ -231,13 +231,13 @@ def segments(parts: Mapping[str, tuple[ColumnsLike, InitializerLike]], rest: Ini
     Args:
       parts: the columns and the initializer of each segment, by name. Columns are those of `kvjax.optax.segments`: an
         integer, a slice, several integers (negative ones count from the end), or bools. An initializer is a number, or
-        one of this module that is no array of rows.
+        one of this module that is not an array of rows.
       rest: initializer of all other columns.
 
     Raises:
-      TypeError: an argument is no mapping, no columns, or no such initializer.
+      TypeError: an argument is not a mapping, not columns, or not such an initializer.
       ValueError: a column is in two segments, or not in the row; a segment has no columns; a name is "rest"; or there
-        are more than 8 runs of columns. What depends on the dim is raised where a table is made.
+        are more than 8 runs of columns. Errors that depend on the dim are raised when a table is made.
 
     Source:
       Monolith's slices (https://arxiv.org/abs/2209.07663), each of which has an initializer and an optimizer.

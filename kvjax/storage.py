@@ -80,8 +80,8 @@ class Mmap:
     space is reserved as the table grows, so if the disk is full, the write that needs space is an error and leaves the
     table as it was. A table in a file is as fast as one in memory as long as the rows in use fit into memory.
 
-    The file is no checkpoint: it has no name and is gone when the process ends, however it ends. To keep the rows, save
-    a checkpoint (`kvjax.checkpoint`, `kvjax.orbax`).
+    The file is not a checkpoint: it has no name and is gone when the process ends, however it ends. To keep the rows,
+    save a checkpoint (`kvjax.checkpoint`, `kvjax.orbax`).
 
     Attributes:
       path: an existing folder on the disk to use, which should be fast (``/tmp`` is in memory on some systems). Kept as
@@ -117,8 +117,8 @@ Column = Literal["values", "slots"]
 
 @runtime_checkable
 class Engine(Protocol):
-    """An object of yours that keeps rows under their keys outside of kvjax, such as Redis, RocksDB or a parameter
-    server; see `External`.
+    """Your own object that keeps rows under their keys outside kvjax, such as Redis, RocksDB or a parameter server; see
+    `External`.
 
     A key has up to two rows: its "values" ``(dim,)`` of the table's dtype, and once an optimizer with slots has trained
     it, its "slots" ``(bytes,)`` uint8. The keys of a call are distinct. The table calls these methods one at a time,
@@ -186,12 +186,12 @@ class External:
     directly. Each call waits for the engine. Eviction by ``MinNorm`` and by scores, and exports, read all rows.
 
     If the engine fails to return rows, the call is an error and changes nothing. If it fails to store rows, they stay
-    in memory, with a warning; if it fails to delete some, the table has them no longer, and the engine still may, which
-    another warning says. The next write tries that again first, and is an error if it fails. So a table is whole at any
-    time. Rows from `Table.load` or a restore are put by the next call.
+    in memory, with a warning; if it fails to delete some, the table no longer has them, but the engine may, and another
+    warning says so. The next write first tries again, and is an error if that fails. So a table is whole at any time.
+    Rows from `Table.load` or a restore are put by the next call.
 
-    The engine is no checkpoint: the index is gone when the process ends, and a new table does not read what another one
-    has put. Rows stay in the engine when the table is dropped, moved or made anew; rows that are removed, evicted or
+    The engine is not a checkpoint: the index is gone when the process ends, and a new table does not read what another
+    one has put. Rows stay in the engine when the table is dropped, moved or replaced; rows that are removed, evicted or
     cleared are deleted. An engine is for one table, in one place, on the CPU.
 
     Attributes:

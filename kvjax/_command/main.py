@@ -1,4 +1,4 @@
-"""Arguments: those of each command, and the module that runs it."""
+"""Arguments of each command, and the module that runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHECKPOINT = (
     "a checkpoint's folder, a step of an Orbax CheckpointManager, or the manager's folder (then its last step)"
 )
 _EPILOG = (
-    "Exit status: 0 if all is well, 1 if verify or releases found damage or loss, diff a difference, or get a key "
+    "Exit status: 0 if all is well, 1 if verify or releases finds damage or loss, diff a difference, or get a key "
     "without a row, 2 for an error, 130 after Ctrl-C."
 )
 
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     """All commands."""
     top = argparse.ArgumentParser(
         prog="kvjax",
-        description="Looks at checkpoints and releases of kvjax's tables.",
+        description="Inspects and converts checkpoints of kvjax tables, and manages releases.",
         epilog=_EPILOG,
         allow_abbrev=False,
     )
@@ -50,130 +50,140 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--json", action="store_true", help="print JSON")
         return sub
 
-    inspect = command("inspect", "what the tables of a checkpoint are, and how much is in them")
+    inspect = command("inspect", "show the tables of a checkpoint and their sizes")
     _path(inspect, "checkpoint", _CHECKPOINT)
-    inspect.add_argument("--table", help="only this one")
+    inspect.add_argument("--table", help="show only this table")
     _base(inspect)
-    inspect.add_argument("--stats", action="store_true", help="how frequencies, ages and norms of rows are distributed")
+    inspect.add_argument(
+        "--stats", action="store_true", help="add the distributions of frequencies, ages and norms of rows"
+    )
     _path(
         inspect,
         "--plot",
-        "draw these distributions, and the growth over numbered checkpoints in a folder or a manager's steps (needs "
+        "plot these distributions, and the growth over numbered checkpoints in a folder or a manager's steps (needs "
         "matplotlib)",
         "FILE",
     )
 
-    top_rows = command("top", "the rows that stand out")
+    top_rows = command("top", "show the rows with the highest frequency, or as --by says")
     _path(top_rows, "checkpoint", _CHECKPOINT)
-    top_rows.add_argument("--table", help="its name; by default the only one")
+    top_rows.add_argument("--table", help="name of the table; by default the only one")
     _base(top_rows)
-    top_rows.add_argument("-n", type=_count, default=10, help="how many rows (default: 10)")
+    top_rows.add_argument("-n", type=_count, default=10, help="number of rows (default: 10)")
     top_rows.add_argument("--by", choices=("frequency", "recent", "oldest", "norm"), default="frequency")
 
-    get = command("get", "the rows of some keys")
+    get = command("get", "show the rows of some keys")
     _path(get, "checkpoint", _CHECKPOINT)
-    get.add_argument("--table", help="its name; by default the only one")
-    get.add_argument("keys", nargs="+", type=_key, metavar="KEY", help="an integer of 64 bits, as lookups take it")
-    get.add_argument("--slots", action="store_true", help="the optimizer's slots, too")
+    get.add_argument("--table", help="name of the table; by default the only one")
+    get.add_argument("keys", nargs="+", type=_key, metavar="KEY", help="a 64-bit integer, as in lookups")
+    get.add_argument("--slots", action="store_true", help="include the optimizer's slots")
     _base(get)
 
     verify = command(
-        "verify", "whether every file of a checkpoint is as it was written, and what a delta builds on is there"
+        "verify", "check that every file of a checkpoint is as it was written, and that what a delta builds on is there"
     )
     _path(verify, "checkpoint", _CHECKPOINT)
     _base(verify)
     verify.add_argument(
-        "--alone", action="store_true", help="of a delta, do not look for what it builds on, which is elsewhere"
+        "--alone", action="store_true", help="for a delta, do not look for the checkpoints that it builds on"
     )
 
-    diff = command("diff", "what has come, gone and changed between two checkpoints")
+    diff = command("diff", "show which rows were added, removed and changed between two checkpoints")
     _path(diff, "first", _CHECKPOINT)
     _path(diff, "second", _CHECKPOINT)
-    diff.add_argument("--table", action="append", help="compare only this one; may be said again")
+    diff.add_argument("--table", action="append", help="compare only this table; may be repeated")
     _base(diff)
-    diff.add_argument("--examples", type=_count, default=5, help="keys of each kind to show (default: 5)")
+    diff.add_argument("--examples", type=_count, default=5, help="number of keys of each kind to show (default: 5)")
 
-    prune = command("prune", "a checkpoint without the rows that rules leave out")
+    prune = command("prune", "write a copy of a checkpoint without the rows that rules leave out")
     _path(prune, "checkpoint", _CHECKPOINT)
     prune.add_argument("out", nargs="?", help="folder of the new checkpoint; the old one stays as it is")
     _overwrite(prune)
-    prune.add_argument("--table", action="append", help="prune only this one, and copy the others; may be said again")
-    prune.add_argument("--dry-run", action="store_true", help="only say what each rule would leave out")
+    prune.add_argument("--table", action="append", help="prune only this table, and copy the others; may be repeated")
+    prune.add_argument("--dry-run", action="store_true", help="only show what each rule would leave out")
     _base(prune)
     _rules(prune)
 
-    merge = command("merge", "one checkpoint of several, whose tables were trained apart")
+    merge = command("merge", "merge several checkpoints, whose tables were trained separately, into one")
     _path(merge, "checkpoint", _CHECKPOINT, nargs="+")
     _path(merge, "out", "folder of the new checkpoint; the others stay as they are")
     _overwrite(merge)
     merge.add_argument(
         "--rule", choices=MERGE_RULES, default="newest",
-        help="what a key gets of which several have a row: the newest, or the mean, in which rows may weigh as much as "
-        "their frequencies (default: newest)",
+        help="which row a key gets if several checkpoints have one: the newest, the mean, or the mean weighted by "
+        "frequency (default: newest)",
     )  # fmt: skip
     merge.add_argument(
         "--weight", action="append", type=float, default=[], metavar="W",
-        help="how much the rows of a checkpoint weigh in the mean; say it for each, in their order (default: 1)",
+        help="weight of a checkpoint's rows in the mean; give one for each, in their order (default: 1)",
     )  # fmt: skip
     merge.add_argument(
         "--ancestor", metavar="CHECKPOINT",
-        help="the checkpoint from which all were trained on: only what each has changed since is merged",
+        help="the checkpoint from which all of them started: only what each has changed since is merged",
     )  # fmt: skip
     _base(merge)
 
-    convert = command("convert", "a table as a file of another program, or another system's as a checkpoint")
-    _path(convert, "source", "a checkpoint, a file, or what --from says")
+    convert = command(
+        "convert", "write a table as a file for another program, or another system's table as a checkpoint"
+    )
+    _path(convert, "source", "a checkpoint, a file, or what --from names")
     _path(convert, "out", "the file, the prefix of DeepRec's files, or the folder of a new checkpoint")
     _overwrite(convert)
-    convert.add_argument("--table", help="the table's, or the other system's variable's, name; by default the file's")
-    convert.add_argument("--from", dest="kind", choices=(*FILE_FORMATS, *SYSTEMS, "kvjax"),
-                         help="what the source is; by default what its name ends with, or a checkpoint")  # fmt: skip
     convert.add_argument(
-        "--to", choices=(*FILE_FORMATS, "deeprec", "kvjax"), help="by default what the name ends with, or kvjax"
+        "--table", help="name of the table, or of the other system's variable; by default the file's name"
     )
-    convert.add_argument("--slots", action="store_true", help="the optimizer's slots, too")
+    convert.add_argument("--from", dest="kind", choices=(*FILE_FORMATS, *SYSTEMS, "kvjax"),
+                         help="kind of source; by default taken from the file extension, or a checkpoint")  # fmt: skip
+    convert.add_argument(
+        "--to",
+        choices=(*FILE_FORMATS, "deeprec", "kvjax"),
+        help="kind of output; by default taken from the file extension, or kvjax",
+    )
+    convert.add_argument("--slots", action="store_true", help="include the optimizer's slots")
     convert.add_argument(
         "--slot",
         action="append",
         default=[],
         metavar="THEIRS=OURS",
-        help="a slot of the other system's to take, and its name here; may be said again",
+        help="a slot of the other system to import, and its name in kvjax; may be repeated",
     )
     convert.add_argument(
         "--fill",
         action="append",
         default=[],
         metavar="SLOT=NUMBER",
-        help="a slot that no file of the other system has, and what each row gets; may be said again",
+        help="a slot that no file of the other system has, and its value in each row; may be repeated",
     )
     convert.add_argument(
         "--score",
         action="append",
         default=[],
         choices=("freqs", "versions", "none"),
-        help="what a score of dynamicemb's keys is; say it for each score, in their order",
+        help="the meaning of a score of dynamicemb's keys; give one for each score, in their order",
     )
     convert.add_argument("--quantise", choices=QUANTISED, help="store rows in fewer bits")
-    convert.add_argument("--partitions", type=_count, help="of DeepRec's variable (default: 1)")
-    convert.add_argument("--dim", type=_count, help="of TFRA's or dynamicemb's variable")
-    convert.add_argument("--key-dtype", help="of TFRA's or dynamicemb's variable (default: int64)")
-    convert.add_argument("--dtype", help="of TFRA's values (default: float32), or of the table that is made of others")
+    convert.add_argument("--partitions", type=_count, help="number of partitions of DeepRec's variable (default: 1)")
+    convert.add_argument("--dim", type=_count, help="dim of TFRA's or dynamicemb's variable")
+    convert.add_argument("--key-dtype", help="key dtype of TFRA's or dynamicemb's variable (default: int64)")
+    convert.add_argument(
+        "--dtype", help="dtype of TFRA's values (default: float32), or of the table made from another source"
+    )
     _base(convert)
     _rules(convert)
 
-    releases = command("releases", "the releases of a model in a folder, and which of them servers read")
-    _path(releases, "folder", "of kvjax.serving.Releases")
+    releases = command("releases", "list the releases of a model in a folder, and show which one servers read")
+    _path(releases, "folder", "the folder of kvjax.serving.Releases")
     change = releases.add_mutually_exclusive_group()
     change.add_argument(
         "--rollback",
         type=_count,
         metavar="NUMBER",
-        help="make the tables and files of this release current again, and let no other take its place",
+        help="make the tables and files of this release current again, and pause: no other replaces it",
     )
-    change.add_argument("--resume", action="store_true", help="let others take its place again")
+    change.add_argument("--resume", action="store_true", help="end the pause: other releases may become current again")
     releases.add_argument("--verify", action="store_true", help="check every byte of every table")
 
-    completion = command("completion", "a script that completes commands in a shell (needs shtab)")
+    completion = command("completion", "print a script for command completion in a shell (needs shtab)")
     completion.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"))
     return top
 
@@ -208,22 +218,25 @@ def _run(args: argparse.Namespace) -> int:
 
 def _rules(command: argparse.ArgumentParser) -> None:
     rules = command.add_argument_group("rows to keep")
-    rules.add_argument("--min-frequency", type=_count, metavar="N", help="those that occurred at least so often")
-    rules.add_argument("--max-age", type=_count, metavar="STEPS", help="those written within so many steps of the last")
-    rules.add_argument("--min-norm", type=float, metavar="X", help="those whose Euclidean norm is at least this")
+    rules.add_argument("--min-frequency", type=_count, metavar="N", help="rows whose keys occurred at least N times")
+    rules.add_argument(
+        "--max-age", type=_count, metavar="STEPS", help="rows written within this many steps of the last step"
+    )
+    rules.add_argument("--min-norm", type=float, metavar="X", help="rows whose Euclidean norm is at least X")
     rules.add_argument("--zero-rows", action="store_true", help="leave out rows of zeros")
-    rules.add_argument("--top-k", type=_count, metavar="N", help="of those that are left, the N most frequent")
+    rules.add_argument("--top-k", type=_count, metavar="N", help="of the remaining rows, the N most frequent")
 
 
 def _base(command: argparse.ArgumentParser) -> None:
     text = (
-        "of a delta, where to look for what it builds on, beside the folders next to it: a checkpoint, or a folder of "
+        "for a delta, where to look for the checkpoints that it builds on, besides the folders next to it: a "
+        "checkpoint, or a folder of checkpoints"
     )
-    _path(command, "--base", text + "some; may be said again", "FOLDER", action="append")
+    _path(command, "--base", text + "; may be repeated", "FOLDER", action="append")
 
 
 def _overwrite(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--overwrite", action="store_true", help="replace a checkpoint that is there")
+    command.add_argument("--overwrite", action="store_true", help="replace an existing checkpoint")
 
 
 def _path(command: argparse.ArgumentParser, name: str, text: str, metavar: str | None = None, **options: str) -> None:

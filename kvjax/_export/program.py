@@ -31,7 +31,7 @@ Shapes = str | None | Sequence[PyTree]
 
 
 class ProgramError(ValueError):
-    """Bytes that are no exported program, or arguments that are not the program's."""
+    """Bytes that are not an exported program, or arguments that do not fit the program."""
 
 
 class Program:

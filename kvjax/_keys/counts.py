@@ -1,4 +1,4 @@
-"""Counts of keys: how often each key of a gradient occurred, through what makes keys of others.
+"""Counts of keys: how often each key of a gradient occurred, kept when keys are made from other keys.
 
 Other keys have none (None), and count once.
 """

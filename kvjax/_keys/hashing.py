@@ -37,8 +37,8 @@ def hash_keys(items: HashedLike, salt: int | HasArray = 0) -> np.ndarray:
     Raises:
       TypeError: the items are not strings, bytes or integers; JAX may have cut them (see `kvjax.keys`); or they or the
         salt have more than 64 bits.
-      ValueError: the items are lists of different lengths, which are no array; UTF-8 cannot hold one; or the salts do
-        not broadcast to them.
+      ValueError: the items are nested lists of different lengths; UTF-8 cannot encode one; or the salts do not
+        broadcast to them.
 
     Source:
       XXH64: Y. Collet, xxHash. The integer mixer is the finaliser of splitmix64.

@@ -38,9 +38,10 @@ class Keys:
       narrow: whether the keys come from a JAX array of 32-bit integers while ``jax_enable_x64`` is off, so that JAX may
         have cut ids of 64 bits. Tables refuse such keys, unless ``key_dtype="int32"`` or "uint32" says that the ids
         have 32 bits. A table that already has wider keys refuses them even then.
-      has_salt: whether `salted` has made them, so that the id of padding is another key now.
-      counts: ``(...)`` int32, how often each occurred, of a gradient's keys, else None: a `SparseRows` made of them
-        takes it. It and has_salt are no part of the pytree, so programs do not know them of keys that they are given.
+      has_salt: whether `salted` has made them, so that the padding id is now another key.
+      counts: ``(...)`` int32, how often each key of a gradient occurred; None for other keys. A `SparseRows` made from
+        these keys takes it. counts and has_salt are not part of the pytree, so programs do not know them for keys that
+        they get as arguments.
 
     Example:
       >>> import kvjax
@@ -71,7 +72,7 @@ class Keys:
         return cls(children[0], narrow)
 
     def with_words(self, words: ArrayLike) -> Keys:
-        """Keys of other words ``(..., 2)`` uint32, with all else as of these."""
+        """Keys with other words ``(..., 2)`` uint32; everything else is as in these."""
         return Keys(words, self.narrow, self.has_salt, self.counts)
 
     @staticmethod
@@ -102,7 +103,7 @@ class Keys:
           `Keys` of the shape of all three.
 
         Raises:
-          TypeError: the condition is not bool, or `other` is no keys.
+          TypeError: the condition is not bool, or `other` is not keys.
           ValueError: the shapes do not broadcast.
 
         Example:
@@ -233,12 +234,12 @@ class Keys:
             bits go into programs as `Keys`.
 
         Returns:
-          `Keys` of the same shape: ``kvjax.keys(ids).salted(s)`` equals ``kvjax.keys(kvjax.hash_keys(ids, s))``. The id
-          of padding becomes another key, too. So beside them an id as `pad_id` is an error: give a mask, to a layer
-          the salt, or ``kvjax.keys(pad_id).salted(s)``.
+          `Keys` of the same shape: ``kvjax.keys(ids).salted(s)`` equals ``kvjax.keys(kvjax.hash_keys(ids, s))``. The
+          padding id becomes another key, too, so an unsalted `pad_id` with these keys is an error: give a mask, give
+          the layer the salt, or use ``kvjax.keys(pad_id).salted(s)``.
 
         Raises:
-          TypeError: the salt is no integer, or no array of integers.
+          TypeError: the salt is not an integer or an array of integers.
           ValueError: the salts do not broadcast to the keys.
 
         Example:
@@ -318,8 +319,8 @@ def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Ke
 
     Raises:
       TypeError: the ids are not integers, or integers of more than 64 bits, or JAX may have cut them.
-      ValueError: `key_dtype` is another; the ids are no array; or two different ids of one list have the same 64 bits,
-        as -1 and 2**64 - 1.
+      ValueError: `key_dtype` has another value; the ids are not an array; or two different ids in one list have the
+        same 64 bits, such as -1 and 2**64 - 1.
 
     Example:
       >>> import kvjax, numpy as np

@@ -31,7 +31,7 @@ class SparseRows:
         key 2**31 - 1 times at most.
       canary: a leaf of a dtype that no arithmetic accepts. So a norm, a sum or a scale over the whole gradient is an
         error, instead of using keys as numbers or destroying them. Its words are uint32 constants, by which `merge`
-        detects a gradient that was changed all the same.
+        detects a gradient that was changed nevertheless.
       merged: whether the keys are distinct and the padding is at the end, as `merge` returns them.
       table: name of the table whose gradient `kvjax.value_and_grad` made; no other table accepts it. None for gradients
         made by hand.
@@ -44,7 +44,7 @@ class SparseRows:
 
     Raises:
       ValueError: the shapes do not fit each other, or counts are negative or not integers.
-      TypeError: the rows are complex, or no numbers.
+      TypeError: the rows are complex, or not numbers.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -108,7 +108,7 @@ class SparseRows:
 
         Raises:
           ValueError: keys, rows and counts do not fit each other any more.
-          TypeError: the rows are complex, or no numbers; or there is no such attribute.
+          TypeError: the rows are complex, or not numbers; or there is no such attribute.
 
         Example:
           >>> import kvjax, jax.numpy as jnp, numpy as np

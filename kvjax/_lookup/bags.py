@@ -50,7 +50,7 @@ def lookup_bag(
 ) -> jax.Array:
     """Looks rows up and combines them into bags; changes nothing.
 
-    There are three ways to give bags:
+    Bags can be given in three ways:
 
     * padded: keys ``(..., L)``, with a bag in the last axis and padding marked by `mask` or `pad_id`; returns ``(...,
       dim)``;
@@ -70,7 +70,7 @@ def lookup_bag(
         prefetched keys.
       lengths: ``(b,)`` integers of at least 0, whose sum is at most n.
       segment_ids: ``(n,)`` integers; those outside 0..num_segments - 1 mark padding. Use -1: with x64 off, ``jit`` cuts
-        NumPy's integers of 64 bits before anybody sees them, and the least of these becomes 0.
+        NumPy's 64-bit integers before kvjax sees them, and the lowest of these becomes 0.
       num_segments: number of bags for `segment_ids`, a Python integer.
       mask: bool in the shape of the keys, false for padding.
       pad_id: the 64-bit id that marks padding.
@@ -85,7 +85,7 @@ def lookup_bag(
       dtype: of the result, by default the table's. Rows are combined in float32 in any case.
 
     Returns:
-      One row a bag, see above.
+      One row per bag, see above.
 
     Raises:
       TypeError, ValueError: an argument does not fit the others.

@@ -1,4 +1,4 @@
-"""Features: what a model reads of a table, before it is read, so that those of one table can be read together."""
+"""Features: descriptions of what a model reads from tables, so that features of one table can be read together."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _OF_BAGS = ("lengths", "segment_ids", "num_segments", "weights", "empty")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Feature:
-    """A feature of a model: a table, the keys of a batch, and what becomes of their rows; for `kvjax.lookup_many`.
+    """A feature of a model: a table, the keys of a batch, and how their rows are combined; for `kvjax.lookup_many`.
 
-    Without a `combiner` it is a row for each key, as `Table.lookup` reads them; with one it is bags, as
-    `kvjax.lookup_bag` makes them. Layers make features of their own table by `kvjax.flax.Embed.feature`. Nothing is
-    read and nothing is checked before the feature is looked up.
+    Without a `combiner` it reads one row per key, as `Table.lookup` does; with one it makes bags, as `kvjax.lookup_bag`
+    does. Layers make features of their own table with `kvjax.flax.Embed.feature`. Nothing is read or checked until the
+    feature is looked up.
 
     Attributes:
       table: the `Table`, or the ``as_jax()`` of a `kvjax.serving.FrozenTable`.
-      keys: ``(...)``; of bags ``(..., L)``, or ``(n,)`` with lengths or segment_ids. `kvjax.Keys`, NumPy integers, JAX
-        integers; and but for ``(n,)`` of bags what `kvjax.prefetch` has returned for them.
+      keys: ``(...)``; for bags ``(..., L)``, or ``(n,)`` with lengths or segment_ids. `kvjax.Keys`, NumPy integers or
+        JAX integers; or, except for ``(n,)`` keys of bags, what `kvjax.prefetch` has returned for them.
       mask: bool in the shape of the keys, false for padding.
       pad_id: the id that marks padding, before the salt.
-      salt: number of the feature, so that it shares the table with others but no rows; or a salt for each key. See
-        `kvjax.Keys.salted`.
+      salt: number of the feature, so that it shares the table with other features but no rows; or a salt for each key.
+        See `kvjax.Keys.salted`.
       missing: what keys without a row read as, see `Table.lookup`.
-      combiner: "sum", "mean", "sqrtn" or "max" of bags; None for a row for each key.
-      lengths: of bags only: ``(b,)`` integers, see `kvjax.lookup_bag`.
-      segment_ids: of bags only: ``(n,)`` integers.
-      num_segments: of bags only: a Python integer.
-      weights: of bags only: real numbers in the shape of the keys.
-      empty: of bags only: the row ``(dim,)`` of a bag without keys, by default zeros.
+      combiner: "sum", "mean", "sqrtn" or "max" for bags; None for one row per key.
+      lengths: for bags only: ``(b,)`` integers, see `kvjax.lookup_bag`.
+      segment_ids: for bags only: ``(n,)`` integers.
+      num_segments: for bags only: a Python integer.
+      weights: for bags only: real numbers in the shape of the keys.
+      empty: for bags only: the row ``(dim,)`` of a bag without keys, by default zeros.
       max_norm: positive number; longer rows are scaled down to this Euclidean norm, before bags are made of them.
       dtype: of the result, by default the table's.
 

@@ -43,16 +43,16 @@ def value_and_grad(
 
     In the place of each `Table`, the gradient has a `SparseRows` with one row per key that the loss looked up. (If a
     table is in several places, the first place has the gradient of all its lookups.) The function is traced twice, even
-    outside ``jit``. There, what a loss hands a table to, a jitted function, a ``cond`` or a ``checkpoint``, is compiled
-    anew in each call, and a warning says so: put the whole step under ``jit``. Lookups may be under ``vmap``, and in a
-    jitted function that is called several times, if the table is one of its arguments. Otherwise each lookup in the
-    code must run at most once: a lookup inside a ``scan`` of the loss, or in a jitted function that closes over the
-    table and is called twice, is an error when the gradient is computed. Do the lookup before, and pass the rows in. A
-    trainable table that the loss closes over has no gradient, and a warning names it. Lookups in a tree that went
+    outside ``jit``. There, a jitted function, a ``cond`` or a ``checkpoint`` to which the loss passes a table is
+    compiled again in each call, and a warning says so: put the whole step under ``jit``. Lookups may be under ``vmap``,
+    and in a jitted function that is called several times, if the table is one of its arguments. Otherwise each lookup
+    in the code must run at most once: a lookup inside a ``scan`` of the loss, or in a jitted function that closes over
+    the table and is called twice, is an error when the gradient is computed. Do the lookup first, and pass the rows in.
+    A trainable table that the loss closes over has no gradient, and a warning names it. Lookups in a tree that went
     through ``jax.lax.stop_gradient`` have no gradient, as with dense parameters.
 
     Args:
-      fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are no arrays).
+      fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are not arrays).
       argnums: which positional arguments to differentiate: an integer, or a sequence of different integers.
       has_aux: see `fun`.
       allow_int: whether dense leaves may be integers; their gradients have the dtype ``jax.dtypes.float0``, as in JAX.
@@ -179,7 +179,7 @@ def grad(
     """Like ``jax.grad``, for arguments whose trees hold tables; see `value_and_grad`.
 
     Args:
-      fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are no arrays).
+      fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are not arrays).
       argnums: which positional arguments to differentiate: an integer, or several of them.
       has_aux: see `fun`.
       allow_int: see `value_and_grad`.

@@ -24,7 +24,7 @@ FeatureLike: TypeAlias = Feature | tuple[Readable, KeysLike] | tuple[Readable, K
 
 
 def lookup_many(features: Mapping[str, FeatureLike]) -> dict[str, jax.Array]:
-    """Looks several features up, of one table or of several; changes nothing.
+    """Looks up several features, of one table or of several; changes nothing.
 
     Features on one table become one lookup, with one gradient: rows for each key and bags alike, if they have the same
     `missing`. They share the rows of equal keys, unless each has a salt of its own.
@@ -34,10 +34,10 @@ def lookup_many(features: Mapping[str, FeatureLike]) -> dict[str, jax.Array]:
         keys, mask)`` are short for features of a row for each key.
 
     Returns:
-      By name, in the order of the features, rows ``(..., dim)``, or of a feature with a combiner one row a bag.
+      By name, in the order of the features: rows ``(..., dim)``, or for a feature with a combiner one row per bag.
 
     Raises:
-      TypeError, ValueError: a feature is none, or as `Table.lookup` and `kvjax.lookup_bag` do. The error names the
+      TypeError, ValueError: a feature is not valid, or as `Table.lookup` and `kvjax.lookup_bag` do. The error names the
         feature, unless it is known only when the call runs, as the sum of lengths is.
 
     Source:

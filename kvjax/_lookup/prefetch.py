@@ -1,4 +1,4 @@
-"""Prefetch: lookups made a step ahead, and what of them has to be read again."""
+"""Prefetch: lookups made a step ahead, and which of their rows have to be read again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prefetch(
       table: the `Table`, before the write.
       keys: ``(...)`` of the next step.
       mask: ``(...)`` bool, false for padding.
-      pad_id: a key that is padding wherever it stands.
+      pad_id: a key that marks padding wherever it occurs.
 
     Returns:
       `Prefetched`, a pytree that takes the place of the keys, and the handle for the write, which orders the write

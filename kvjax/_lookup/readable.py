@@ -1,4 +1,4 @@
-"""Readables: what bags, features and layers read rows of, a table or the arrays of a frozen one."""
+"""Readables: what bags, features and layers read rows from: a table, or the arrays of a frozen one."""
 
 from __future__ import annotations
 

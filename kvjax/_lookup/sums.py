@@ -1,4 +1,4 @@
-"""Sums and maxima of rows that `kvjax._values.combiners` makes bags of, differentiable in both modes, to any order."""
+"""Sums and maxima of rows for the bags of `kvjax._values.combiners`, differentiable in both modes, to any order."""
 
 from __future__ import annotations
 

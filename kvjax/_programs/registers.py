@@ -1,4 +1,4 @@
-"""Registers of rows, and what a program computes with while it is made: they, parts of a row, and values of no row."""
+"""Registers, and what a program computes with while it is made: registers, parts of a row, and values of no row."""
 
 from __future__ import annotations
 

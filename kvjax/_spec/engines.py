@@ -1,4 +1,4 @@
-"""Engines: the C++ side's calls of an engine of the user's, with rows in their types, and checked."""
+"""Engines: the C++ side's calls into a user's engine, with rows typed and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes: the rows that are others since a cursor, and the keys that have none any more, for deltas."""
+"""Changes: the rows that have changed since a cursor, and the keys that no longer have one, for deltas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvjax.commit`: asks whether steps have been refused, where `kvjax.optax.partition` keeps that to itself."""
+"""`kvjax.commit`: asks whether steps have been refused whose errors `kvjax.optax.partition` has kept back."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Handles(Handle):
     __slots__ = ()
 
     def after(self, x: PyTree) -> Self:
-        """The same handle, which can be used only once `x` has been computed. It orders a later write after a read.
+        """The same handle, usable only after `x` has been computed. It orders a later write after a read.
 
         Args:
           x: pytree of arrays that earlier reads returned.
@@ -47,7 +47,7 @@ class Handles(Handle):
     def refresh(self) -> Self:
         """The live handle of this table, for instance after a failed step. Not inside ``jit``.
 
-        After `reshard` or `to` it is that of the table in its new place.
+        After `reshard` or `to`, it is the handle of the table in its new place.
 
         It waits for the programs that this thread has started. A program that another thread has started, or whose
         start was interrupted, may still write afterwards: then the next call reports a stale handle.
@@ -93,11 +93,11 @@ class Handles(Handle):
         It is never stale, so you may keep it and give it to any thread and to compiled functions while another thread
         trains. A read waits for a write that is under way, and sees all of that write or nothing. It does not wait for
         writes that JAX has not begun to run; ``jax.block_until_ready(table)`` does. Two reads may see different
-        versions, and so may the tables of one model. Such a handle only reads: methods that write or order need one of
-        a version, and are errors. A copy of the table (`export`, a save without a cursor, a release) is of its newest
-        finished version. The tables of one model are copied each for itself: to save what belongs to one step, use the
-        handles of that step. The dense parameters beside it must be copies of your own, because a training step may
-        donate its own.
+        versions, and so may the tables of one model. Such a handle only reads: methods that write or order need a
+        handle with a version, so they are errors. A copy of the table (`export`, a save without a cursor, a release) is
+        of its newest finished version. Each table of a model is copied separately: to save what belongs to one step,
+        use the handles of that step. The dense parameters used with it must be your own copies, because a training step
+        may donate its parameters.
 
         A table over a mesh is read shard by shard, so that no read waits for other devices: rows of two shards may be a
         step apart. In a program over several devices, each device reads the keys that it is given. If the shards are in

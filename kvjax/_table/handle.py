@@ -120,7 +120,7 @@ class Handle:
 
     @property
     def version(self) -> jax.Array:
-        """``()`` uint32, the version of the table that this is the handle of, or ``(0,)`` of a following one."""
+        """``()`` uint32, the version of the table that this handle names; ``(0,)`` for a following handle."""
         given, kept = self._forms()
         if not is_opaque(given) or self.donated:
             return given

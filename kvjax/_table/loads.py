@@ -1,4 +1,4 @@
-"""Loads: contents on their way into a table, of which all shards get theirs, or none."""
+"""Loads: contents on their way into a table, where all shards get their part, or none does."""
 
 from __future__ import annotations
 

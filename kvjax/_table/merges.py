@@ -1,4 +1,4 @@
-"""Merges: contents over those that a table has."""
+"""Merges: contents loaded over those that a table has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of modules: what a module's ``init`` makes, makes anew, or takes as it is."""
+"""Tables of modules: what a module's ``init`` makes, replaces, or takes unchanged."""
 
 from __future__ import annotations
 

@@ -61,12 +61,12 @@ class Moves(Whole):
         return type(self)(move(self, spec, "to"), spec)
 
     def copy(self, name: str, storage: Storage | None = None) -> Self:
-        """Copies the table into a new one of another name, which goes on by itself: for a fork of training, a target
-        network, the best parameters so far. Not inside ``jit``.
+        """Copies the table into a new, independent one with another name: for a fork of training, a target network, the
+        best parameters so far. Not inside ``jit``.
 
         The copy has all that belongs to the table: its options, seed and shards, rows, slots, frequencies, versions,
         pins, and counts of admission. So keys without a row read the same, and the same training makes the same rows.
-        A sink stays with the table alone, and the counts of `stats` begin at 0. In several processes, all call this
+        Only the original keeps its sink, and the counts of `stats` begin at 0. In several processes, all call this
         together.
 
         Args:
@@ -79,7 +79,7 @@ class Moves(Whole):
 
         Raises:
           TypeError: the storage is none of these.
-          ValueError: the name is none; there is a table of this name, or the engine of the storage is in use.
+          ValueError: the name is not valid; there is a table of this name, or the engine of the storage is in use.
           RuntimeError: this handle is stale.
           MemoryError: the copy does not fit; then there is none.
 

@@ -84,7 +84,7 @@ class Reads(Handle):
         Args:
           keys: ``(...)``, or what `kvjax.prefetch` has returned for them.
           mask: ``(...)`` bool, false for padding: those rows are zeros, have no gradient and count nowhere.
-          pad_id: a key that is padding wherever it stands.
+          pad_id: a key that marks padding wherever it occurs.
           missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By
             default its initial row, unless the table's ``admit=`` says otherwise. In a training loss such a key still
             occurs: the write counts it and makes its row, which begins as its initial row, without a gradient but with

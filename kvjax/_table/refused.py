@@ -1,4 +1,4 @@
-"""Refused steps that nobody asked about before the next: each is said once, by a call that passes a handle.
+"""Refused steps that nobody asked about before the next one: each is reported once, by a call that passes a handle.
 
 A program with such a step raises nothing, and a loop of compiled steps runs nothing of kvjax's between them but the
 flattening of its handles. So that is where it is seen.

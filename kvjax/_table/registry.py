@@ -40,8 +40,8 @@ def get_table(name: str, given: Arguments) -> Table:
     """Gets the table of this name, or creates it. With only a name, it does not create one.
 
     It starts no JAX backend, so modules may make tables when they are imported, before ``jax.distributed.initialize``.
-    There are two exceptions: a function makes the initial rows, or the CUDA module is built, because then only the
-    backend knows whether the table belongs on a GPU.
+    There are two exceptions: if a function makes the initial rows, and if the CUDA module is built, because then only
+    the backend knows whether the table belongs on a GPU.
 
     If ``mesh`` has devices of several processes, all of them make the table with the same arguments. Each process holds
     the rows of its own devices, and host values (`Table.size`, `Table.export`, `Table.stats`) cover only these.
@@ -85,13 +85,13 @@ def get_table(name: str, given: Arguments) -> Table:
         updates that are smaller than the spacing of the dtype, on average.
       constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update of training and
         before rounding; one of `kvjax.constraints`, or your own.
-      mesh: devices over which to shard the rows, a ``jax.sharding.Mesh``; by default the table is in one place, and
-        one that exists stays where it is.
+      mesh: devices over which to shard the rows, a ``jax.sharding.Mesh``; by default the table is in one place, and an
+        existing table stays where it is.
       devices: a list of devices instead of a mesh, for instance ``jax.devices()``; in programs they are the axis
         "devices" of a mesh of their own.
       axis: name of the mesh's axis over which rows are sharded, or several; by default all axes. Over other axes the
-        table is copied, as an array would be. In ``shard_map`` with ``check_vma=False`` and in ``pmap``, JAX does not
-        know what is the same on several devices; there kvjax assumes that each device of the axes has its own batch.
+        table is replicated, like an array. In ``shard_map`` with ``check_vma=False`` and in ``pmap``, JAX does not know
+        what is the same on several devices; there kvjax assumes that each device of the axes has its own batch.
       partitioner: function of `Keys` ``(n,)`` and the number of shards that returns the shard of each key, ``(n,)``
         int32; traced by JAX. By default a hash of the key decides.
       replicated: whether each device of the axes has all rows, for small tables: lookups need no exchange then, and

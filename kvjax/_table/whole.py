@@ -77,7 +77,7 @@ class Whole(Handle):
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Of rows, as of what `lookup` returns."""
+        """The dtype of rows, and of what `lookup` returns."""
         return np.dtype(self.spec.row_dtype)
 
     def __contains__(self, key: object) -> NoReturn:

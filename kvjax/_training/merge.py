@@ -35,7 +35,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
       `grads`: the distinct keys in order of first occurrence, then padding with count 0 and zero rows.
 
     Raises:
-      TypeError: these are no gradients of a table.
+      TypeError: these are not gradients of a table.
       ValueError: the rows differ in width or belong to several tables; there are no gradients; or one does not have a
         row for each key.
       ValueError, jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.canary`).

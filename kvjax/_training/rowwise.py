@@ -123,10 +123,11 @@ class CatchUp(Rowwise):
     """A transform whose rows are behind until they catch up; made by `kvjax.optax.catch_up`.
 
     Attributes:
-      catch_up: state and parameters ``(..., dim)`` to those of now. What reads rows by the transform asks it.
+      catch_up: from state and parameters ``(..., dim)`` to the up-to-date ones. Code that reads rows through the
+        transform calls it.
       step: gradients, state and parameters to the next parameters and state; its ``update`` gives their difference.
       name: of the function that made it, for errors.
-      signature: by which it is told from another one.
+      signature: a number that tells it from other transforms.
       layout_of: width of the rows to the layout, where it is not found by looking at the state.
     """
 

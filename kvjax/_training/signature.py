@@ -1,4 +1,4 @@
-"""Signatures: a number by which the transform that made a state is known again, on any machine."""
+"""Signatures: a number that identifies the transform that made a state, on any machine."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Generated:
     Calling ``jax.nn.initializers.normal(0.1)`` twice gives two functions that Python cannot tell to be equal.
 
     Attributes:
-      function: ``(rng, shape, dtype)`` to an array; None if a checkpoint has named it, which holds no functions.
+      function: ``(rng, shape, dtype)`` to an array; None if it comes from a checkpoint, which contains no functions.
       probes: elements of the probe keys' rows, to 4 digits, so that other versions of JAX agree.
     """
 

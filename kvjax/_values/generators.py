@@ -61,7 +61,7 @@ class Segments:
     """A generator for each segment of a row; made by `kvjax.initializers.segments`.
 
     Attributes:
-      ends: the column behind each segment, in order; the last one is the table's dim.
+      ends: the column after each segment, in order; the last one is the table's dim.
       parts: as many generators. An element of a row depends on its column as it would if its generator made all of the
         row.
     """

@@ -1,4 +1,4 @@
-"""Missing rows: what keys without a row read as, where a lookup says it."""
+"""Missing rows: what keys without a row read as, if a lookup gives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names: what may be one of a table, in the process and in a checkpoint."""
+"""Names: what may be the name of a table, in the process and in a checkpoint."""
 
 from typing import Any
 

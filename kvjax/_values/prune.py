@@ -56,12 +56,12 @@ class PruneReport:
 class Prune:
     """Which rows an export leaves out. A row is kept if it passes every test that is set.
 
-    Exports and checkpoints also keep the row that unadmitted keys share (``unadmitted=`` of an admission). A frozen
-    table has it as what keys without a row read as.
+    Exports and checkpoints also keep the row that unadmitted keys share (``unadmitted=`` of an admission). In a frozen
+    table, keys without a row read as that row.
 
     Attributes:
-      min_frequency: keep rows whose keys occurred at least so often.
-      max_age: keep rows written within so many steps of the table's last step.
+      min_frequency: keep rows whose keys occurred at least this often.
+      max_age: keep rows written within this many steps of the table's last step.
       min_norm: keep rows whose Euclidean norm is at least this; a row with a NaN is not kept.
       zero_rows: leave out rows that are exactly zero.
       predicate: a function from `kvjax.Exported` to ``(n,)`` bool, true for rows that pass. If rows are read in pieces,

@@ -1,4 +1,4 @@
-"""Ancestors of a merge: what tables that were trained apart have changed since the checkpoint that they began with."""
+"""Ancestors of a merge: what separately trained tables have changed since the checkpoint that they started from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a chain: a table on disk, some buckets at a time, for what need not have all of it in memory."""
+"""Rows of a chain: a table on disk, some buckets at a time, for code that need not have all of it in memory."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class TableDelta:
 
     Attributes:
       table: its name.
-      since: the digest of the checkpoint from which these are the changes. None if these are all rows of the table, to
-        be put in the place of what there was.
+      since: the digest of the checkpoint from which these are the changes. None if these are all rows of the table,
+        which replace everything before.
       checkpoint: digests of the checkpoint that was read. A compacted one also has those of the deltas for which it
         stands, one of an early format has none.
       step: the table's last step.
@@ -43,8 +43,8 @@ class TableDelta:
         return self.since is None
 
     def rows(self) -> Generator[Exported]:
-        """The rows that are new or others, in pieces as of `kvjax.checkpoint.rows`. Some may be as they were: a row
-        that has been written is among them.
+        """The new and changed rows, in pieces as from `kvjax.checkpoint.rows`. Some may be unchanged: every row that
+        has been written is among them.
 
         Raises:
           CheckpointError: they are damaged, or another checkpoint has taken their place.
@@ -63,17 +63,18 @@ def changes(
 ) -> TableDelta:  # fmt: skip
     """What has changed of a table in a delta: its changed rows, in pieces, and its removed keys. It makes no table.
 
-    A checkpoint that is whole, also one that `kvjax.checkpoint.save` made of a delta because the table did not know
-    what had changed, has all rows and no removed keys, and says so (`TableDelta.whole`): whoever follows deltas has to
-    replace everything then. Beside a piece of rows, 8 bytes for each removed key are in memory.
+    A whole checkpoint has all rows and no removed keys, and `TableDelta.whole` says so: a program that follows deltas
+    must then replace everything. `kvjax.checkpoint.save` also writes all rows in place of a delta if the table does not
+    know what has changed. Beside a piece of rows, 8 bytes for each removed key are in memory.
 
     Args:
       path: folder of a delta, of a step of an Orbax ``CheckpointManager``, or of the manager (its last step is read); a
         folder of numbered checkpoints means the last one. It may be in a store.
       table: name of the table; by default the only one.
-      since: digests of the checkpoint that you have, as ``TableDelta.checkpoint`` gave them: then these are the changes
-        of all deltas since then, or the whole table, with what the delta builds on, if they do not lead there. ``()``
-        for none. By default the changes of this one delta, and what it builds on need not be there.
+      since: digests of the checkpoint that you have, as ``TableDelta.checkpoint`` gave them. The result is then the
+        changes of all deltas since that checkpoint, or the whole table, with what the delta builds on, if the deltas do
+        not lead back to it. ``()`` for no checkpoint. By default the changes of this one delta, and what it builds on
+        need not be there.
       slots: whether to also read the optimizer's slots. The rows of early deltas may have none, or fewer than those of
         later ones: a row gets them when an optimizer first trains it.
       base: where to look for the checkpoints that a delta builds on, as in `restore`.

@@ -1,4 +1,4 @@
-"""Cursors: from where the deltas of tables go on.
+"""Cursors: the points from which the deltas of tables continue.
 
 A cursor has a name, and is of the tables that are saved together. A delta may have more tables, and then the cursor is
 of those, too. It is at the checkpoint that was last saved with it, and moves once another is finished: until then a

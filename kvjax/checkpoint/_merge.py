@@ -37,7 +37,8 @@ class MergeReport:
     Attributes:
       rows: number of rows in the merged table.
       of: number of rows in each checkpoint; 0 if it has no such table.
-      shared: number of keys of which more than one checkpoint has a row; with an ancestor, a row that is not as there.
+      shared: number of keys for which more than one checkpoint has a row; with an ancestor, a row that differs from the
+        ancestor's.
     """
 
     rows: int
@@ -49,30 +50,31 @@ def merge(
     paths: Sequence[PathLike], out: PathLike, rule: MergeRule = "newest", *, ancestor: PathLike | None = None,
     weights: Sequence[float] | None = None, base: PathLike | Sequence[PathLike] | None = None, overwrite: bool = False,
 ) -> dict[str, MergeReport]:  # fmt: skip
-    """Makes one checkpoint of several, whose tables were trained apart: in several regions, say, or on parts of the
-    data. It makes no tables, and needs no memory for all rows. The checkpoints themselves are not changed.
+    """Makes one checkpoint of several, whose tables were trained separately: in several regions, say, or on parts of
+    the data. It makes no tables, and needs no memory for all rows. The checkpoints themselves are not changed.
 
-    A row of one checkpoint alone is copied. For a key that several have, the rule says which row it gets:
+    A row that only one checkpoint has is copied. For a key that several have, the rule says which row it gets:
 
-    * "newest": the row with the greatest row version, as a whole: with its slots and its frequency. Of equal ones that
-      of the later path is taken.
-    * "mean": the mean of the rows. Slots of real numbers are averaged among the rows that have slots, the greatest is
-      taken of integers (counts of steps). Frequencies are added, also the counts of checkpoints where the key waits for
-      admission, and the greatest row version is taken.
-    * "frequency": the same, but rows weigh as much as their frequencies, as in federated averaging
-      (https://arxiv.org/abs/1602.05629). If these are all 0, they weigh the same.
+    * "newest": the row with the greatest row version, as a whole: with its slots and its frequency. Among equal
+      versions, the later path wins.
+    * "mean": the mean of the rows. Slots of real numbers are averaged over the rows that have slots; of integers
+      (counts of steps), the greatest is taken. Frequencies are added, also the counts of checkpoints where the key
+      waits for admission, and the greatest row version is taken.
+    * "frequency": the same, but rows are weighted by their frequencies, as in federated averaging
+      (https://arxiv.org/abs/1602.05629). If these are all 0, the weights are equal.
 
     A row that is pinned anywhere is pinned. Counts of keys that wait for admission are added, or for "newest" the
-    greatest is taken; a key with a row does not wait. Tables that only some checkpoints have are merged of these. If a
-    merged table has more rows than its limit, a restore refuses it: `prune` it with ``top_k=`` first.
+    greatest is taken; a key with a row does not wait. A table that only some checkpoints have is merged from these. If
+    a merged table has more rows than its limit, a restore refuses it: `prune` it with ``top_k=`` first.
 
-    Tables that went on from one checkpoint are merged with it as `ancestor`. The rule is then about the rows that are
-    not, to the bit, as they were there: a row that one table alone has changed is taken from it. A row that a table has
-    removed or evicted goes, unless another has changed or pinned it. In a mean, frequencies and counts of waiting keys
-    are those of the ancestor and what each table has added to them, and in that of "frequency" rows weigh as much as
-    they were seen since. (What a key of a `Sketch` was seen before it had a row nobody knows: that counts in each
-    table, and cells that were halved count as they are.) A key is pinned or not as the table has it that changed that.
-    A table that only the ancestor lacks is merged as without one, and a path that lacks a table has removed nothing.
+    Tables that continued from one checkpoint are merged with that checkpoint as `ancestor`. The rule then applies only
+    to rows that differ, to the bit, from the ancestor's: a row that only one table has changed is taken from that
+    table. A row that a table has removed or evicted is removed, unless another table has changed or pinned it. In a
+    mean, frequencies and counts of waiting keys are those of the ancestor plus what each table has added, and in
+    "frequency" rows are weighted by their occurrences since the ancestor. (How often a `Sketch` has seen a key before
+    it had a row is not known: these occurrences count in each table, and cells that were halved count as they are.) If
+    a table has pinned or unpinned a key, its choice is taken. A table that only the ancestor lacks is merged as without
+    an ancestor, and a path that lacks a table has removed nothing.
 
     Args:
       paths: folders of checkpoints, of steps of an Orbax ``CheckpointManager``, or of managers (their last steps are
@@ -80,20 +82,20 @@ def merge(
         the same everywhere.
       out: folder of the new checkpoint, where nothing is yet, and not inside another checkpoint.
       rule: which row a key gets that several checkpoints have.
-      ancestor: the checkpoint from which all of `paths` were trained on, as a path like theirs. By default they have
-        none, or it counts once in each of them.
-      weights: of each path, positive: how much its rows weigh in a mean. By default 1 each.
+      ancestor: the checkpoint from which all of `paths` started, as a path like theirs. By default they have none, or
+        it counts once in each of them.
+      weights: one for each path, positive: how much its rows weigh in a mean. By default 1 each.
       base: where to look for the checkpoints that deltas build on, as in `restore`.
-      overwrite: replace the checkpoint that is there, if it is none of those that are read, and nothing builds on it.
+      overwrite: replace an existing checkpoint, if it is not one of those that are read, and nothing builds on it.
 
     Returns:
-      What was merged of each table, by name.
+      What was merged for each table, by name.
 
     Raises:
       CheckpointError: a checkpoint is not there, or damaged, or `out` is taken, in a checkpoint, or one that others
         build on.
       ValueError: tables of one name have other options or slots, the ancestor has a later step than a path or none of
-        the tables, there are no paths, or the rule or the weights are none.
+        the tables, there are no paths, or the rule or the weights are not valid.
 
     Example:
       >>> import kvjax, numpy as np, tempfile

@@ -1,4 +1,4 @@
-"""Counts of a merge: how often several tables have seen a key, and the ancestor that they began with."""
+"""Counts of a merge: how often several tables have seen a key, and the ancestor that they started from."""
 
 from __future__ import annotations
 

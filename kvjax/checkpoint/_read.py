@@ -1,4 +1,4 @@
-"""Reading: the arrays of a shard on disk, of each some rows at a time."""
+"""Reading: the arrays of a shard on disk, some rows at a time."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def restore(
       path: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, of the manager (its last step is
         restored), or of numbered checkpoints ("12", "delta_12"; the last is restored).
       tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the table of
-        that name, or makes it as it was saved; a name instead does so under that name: ``{"saved": "here"}``. Or a
-        list of tables, and of names, that are the same in the checkpoint. By default all tables of the checkpoint.
+        that name, or makes it as it was saved; a name instead does so under that name: ``{"saved": "here"}``. Or a list
+        of tables and names, if these names are the same in the checkpoint. By default all tables of the checkpoint.
       mesh: devices over which new tables are sharded, as in `kvjax.get_table`; by default each new table is in one
         place.
       devices: as there.
@@ -82,8 +82,8 @@ def restore(
       keys: keys ``(n,)`` of the rows to restore; by default all. A key that the checkpoint lacks has no row afterwards.
       merge: keep the rows of an existing table whose keys are not in the checkpoint. Counts of waiting keys are merged
         in the same way; the counts of a sketch are those of the checkpoint.
-      own_initializer: a table that is there keeps its initializer and seed, which may be others than the saved ones.
-        Keys without a row then read as other rows than before.
+      own_initializer: an existing table keeps its initializer and seed, which may differ from the saved ones. Keys
+        without a row then read differently than before.
       base: for a delta, where to look for the checkpoints that it builds on: a checkpoint, a folder of checkpoints, a
         manager, or several of these. After these, `restore` looks beside the delta, in the other steps of its manager,
         and beside what `base` names.

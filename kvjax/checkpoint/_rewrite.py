@@ -23,7 +23,7 @@ from kvjax.checkpoint._write_shard import write_shard
 def compact(
     path: PathLike, out: PathLike, *, base: PathLike | Sequence[PathLike] | None = None, overwrite: bool = False
 ) -> None:
-    """Makes one checkpoint of a delta and all that it builds on, as if everything had been saved at that time.
+    """Makes one checkpoint from a delta and everything it builds on, as if everything had been saved at that time.
 
     It makes no tables, and needs no memory for all rows. Later deltas can build on the new checkpoint. The old ones are
     not changed, and you may delete them.

@@ -38,7 +38,7 @@ def save(
     With ``since=`` it saves a delta: only the rows that have changed since the last save with that cursor, and the keys
     whose rows are gone, by any write. `restore` finds the checkpoints that a delta builds on, and `compact` makes one
     checkpoint of them. While a table has cursors it remembers which keys are touched, in about 25 bytes for each. If it
-    does not know them, a delta has all rows of the table, and builds on nothing. That is so after ``clear``,
+    does not know them, a delta has all rows of the table, and builds on nothing. This happens after ``clear``,
     ``clear_slots``, ``load``, a restore or a move of the table, and once more keys were touched than it has rows (and
     more than 65,536). A table on a GPU keeps a digest of each row instead, in 16 bytes of host memory, and twice as
     much during a save. A delta then reads all rows on the GPU and copies those that have changed, and the table knows
@@ -48,8 +48,8 @@ def save(
     saved: less than a tenth of a table of a gigabyte or more. GPU tables, pruned saves and deltas are copied first. A
     restore needs memory for the new tables beside those that they replace, and about 90 MB.
 
-    In a store, a checkpoint is listed once it is whole. A save that fails removes what it has written; what one has
-    written that was killed stays, and is passed over.
+    In a store, a checkpoint is listed once it is whole. A save that fails removes what it has written; what a killed
+    save has written stays, and is ignored.
 
     In several processes, all save the same tables together, with the same arguments, into a shared folder, as with
     `kvjax.orbax.TableSave`. Each writes the rows of its own shards. Of a table that is not sharded over processes,
@@ -64,10 +64,10 @@ def save(
         tables that are saved together, and ends with the process. Cursors are independent, for example one for training
         and one for serving.
       since: name of the cursor since which to save what has changed; the cursor moves to this save. A table that the
-        cursor is not of is saved whole, and the cursor is of that too then. Keep the checkpoints that the delta builds
-        on where a restore finds them or gets them as ``base=``; if one is gone, a warning says so.
-      overwrite: replace the checkpoint that is there. Anything else is never replaced, also not in its folder, and
-        nothing in a store. If deltas beside it build on what is replaced, they do not restore any more, and a warning
+        cursor does not know is saved whole, and the cursor then belongs to it, too. Keep the checkpoints that the delta
+        builds on where a restore finds them or gets them as ``base=``; if one is gone, a warning says so.
+      overwrite: replace an existing checkpoint. Anything else is never replaced, not even in its folder, and nothing in
+        a store is replaced. If deltas beside it build on what is replaced, they do not restore any more, and a warning
         names them; a delta does not replace what it builds on itself.
 
     Raises:

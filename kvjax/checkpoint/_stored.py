@@ -1,4 +1,4 @@
-"""Stored tables: what goes to disk of a table, and as what its options are saved."""
+"""Stored tables: what of a table goes to disk, and in which form its options are saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taken rows: which rows a restore takes from a checkpoint, and what of them."""
+"""Taken rows: which rows a restore takes from a checkpoint, and which parts of them."""
 
 from __future__ import annotations
 

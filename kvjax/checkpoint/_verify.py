@@ -57,7 +57,7 @@ class Verified:
       unlisted: files in its folder that do not belong to it, which is no problem.
       has_manifest: whether there are digests. In the first format, which has none, arrays have only the checksums of
         zarr, and each of `files` is a whole table.
-      missing: of a delta, the checkpoints of its chain that are lost, each the first below those that are there.
+      missing: for a delta, the missing checkpoints of its chain, each the first one below those that are there.
     """
 
     path: AnyPath
@@ -86,7 +86,7 @@ def verify(path: PathLike, *, base: PathLike | Sequence[PathLike] | None = None,
     """Reads every file of a checkpoint and compares it with what was written. Then it checks whether a restore would
     accept their contents. It makes no tables, starts no JAX backend, and has one file in memory at a time.
 
-    For a delta it also looks for all checkpoints that it builds on, where `restore` does. It reads what these are, and
+    For a delta it also looks for all checkpoints that it builds on, where `restore` does. It reads what these are, but
     not their rows: verify each of them separately.
 
     Args:

@@ -1,4 +1,4 @@
-"""Tables of other systems: what they wrote, as rows that a table takes."""
+"""Tables of other systems, read as rows that a table takes."""
 
 from kvjax._formats.errors import FileError as FileError
 from kvjax.convert._checkpoint import ExportReport as ExportReport

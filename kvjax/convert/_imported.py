@@ -1,4 +1,4 @@
-"""Imported rows: what was read of another system's table, checked, and how it becomes a table."""
+"""Imported rows: what was read from another system's table, checked, and how it becomes a table."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
     ``lax.scan``; and the template for a restore is a state after a step (``jax.eval_shape`` of a step gives it), not
     the state of ``init``. If all microbatches are there at once, ``lax.scan`` over them and `kvjax.merge` need no such
     memory. If a table refuses an update, the gradients of its steps are lost, even with ``partition(...,
-    on_refused="keep")``: after `kvjax.commit` training goes on with the next batches.
+    on_refused="keep")``: after `kvjax.commit`, training continues with the next batches.
 
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.

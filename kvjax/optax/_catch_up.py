@@ -1,4 +1,4 @@
-"""Exact laziness: tables that are trained as dense arrays are, also by transforms that go on without a gradient."""
+"""Exact laziness: tables trained like dense arrays, also by transforms that move rows without a gradient."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ class LeafReport:
       kept: "slot", beside each row, or "global", for all rows together.
       slot_under: the choices of ``count=`` that make it a slot.
       verdict: that of `Compatibility`, for this leaf.
-      difference: its greatest difference from dense training, as a part of its greatest magnitude there, with rows that
-        are touched now and then; nan if it has no counterpart there.
+      difference: its greatest difference from dense training, as a fraction of its greatest magnitude there, with rows
+        that are touched now and then; nan if it has no counterpart there.
       from_value: whether it starts from the values of a row.
       mend: what would make it equal to dense training, if anything does.
     """
@@ -99,7 +99,7 @@ class Compatibility:
       verdict: "equal": equal to dense training; "lazy": equal to it as long as every row is touched in every step; "per
         row": different, because in dense training rows depend on each other, or on their number; "refused".
       every_step: greatest difference of a row from dense training with the same gradients, when every row is touched in
-        every step, as a part of the greatest displacement.
+        every step, as a fraction of the greatest displacement.
       some_steps: the same when about half of the rows are touched in a step.
       counts: the same by the choices of ``count=`` (see `rowwise`), and whether gradients are conserved.
       leaves: reports on the leaves of its state; for a refused transform as they would be, none if rows cannot have its

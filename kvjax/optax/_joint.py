@@ -62,12 +62,12 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
 
     It is for transforms like ``optax.clip_by_global_norm``, chained before `partition`. The rows of equal keys are
     summed first, so a norm is that of a dense array. A mean is not: a dense array has a row of zeros for each id that a
-    batch leaves out, and a merged gradient has one for each duplicate. Two kinds of transforms belong into `partition`
+    batch leaves out, and a merged gradient has one for each duplicate. Two kinds of transforms belong in `partition`
     instead: those that keep state per element, because each step has other rows, and those that read parameters (weight
     decay).
 
-    Inside ``shard_map`` and ``pmap`` each device gathers the merged rows of all, so the result is that under ``jit``
-    where dense gradients are those of the whole batch, too (``jax.lax.pmean``).
+    Inside ``shard_map`` and ``pmap`` each device gathers the merged rows of all, so the result equals that under
+    ``jit`` if dense gradients are also those of the whole batch (``jax.lax.pmean``).
 
     Args:
       tx: a transform of gradients without state per element.

@@ -13,7 +13,7 @@ T = TypeVar("T", bound=PyTree)
 
 
 def rename_tables(state: T, names: Mapping[str, str]) -> T:
-    """The state of an optimizer for tables that have other names: of copies (`Table.copy`), or of those that
+    """Renames tables in the state of an optimizer: for copies (`Table.copy`), or for tables that
     `kvjax.checkpoint.restore` has put under other names. `partition` keeps what a transform has for all rows of a table
     under the table's name.
 

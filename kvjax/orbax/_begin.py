@@ -1,4 +1,4 @@
-"""The start of a save by Orbax: what is copied of the tables, or an error behind which nothing waits for ever."""
+"""The start of a save by Orbax: what is copied of the tables, or an error after which nothing waits forever."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         self._last = finished(place, write_manifest(place))
 
     def close(self) -> None:
-        """Warns if the manager has deleted a checkpoint that its last delta builds on, as no later save can."""
+        """Warns if the manager has deleted a checkpoint that its last delta builds on, which no later save can do."""
         if self._last and is_checkpoint(self._last[-1]):
             places_of(self._last[-1], self._last[:-1])
 
@@ -100,9 +100,10 @@ class TableSave(ocp.args.CheckpointArgs):
         several processes it is called for the rows of each process; ``top_k`` counts the rows of all.
       cursor: puts a cursor of this name at this save, from which deltas can start, as in `kvjax.checkpoint.save`.
       delta_since: name of the cursor since which to save what has changed, as ``since`` there: a table that the cursor
-        is not of is saved whole, and the cursor is of that too then. A manager that deletes steps (``max_to_keep=``)
-        must keep those that deltas build on, or the deltas do not restore: save everything, with ``cursor=``, more
-        often than it deletes. If they are gone, a warning comes with the next delta, or when the manager is closed.
+        does not know is saved whole, and the cursor then belongs to it, too. A manager that deletes steps
+        (``max_to_keep=``) must keep those that deltas build on, or the deltas do not restore: save everything, with
+        ``cursor=``, more often than it deletes. If they are gone, a warning comes with the next delta, or when the
+        manager is closed.
 
     Example:
       >>> import tempfile, kvjax, numpy as np, orbax.checkpoint as ocp
@@ -151,7 +152,7 @@ class TableRestore(RestoreOptions, ocp.args.CheckpointArgs):
       slots: whether to restore the optimizer's slots.
       keys: keys of the rows to restore; by default all.
       merge: keep the rows of an existing table whose keys are not in the checkpoint.
-      own_initializer: a table that is there keeps its initializer and seed, as in `kvjax.checkpoint.restore`.
+      own_initializer: an existing table keeps its initializer and seed, as in `kvjax.checkpoint.restore`.
       base: for a delta, where to look for the checkpoints that it builds on, before the other steps.
       cursor: puts a cursor of this name at the checkpoint, so that deltas can start there.
 

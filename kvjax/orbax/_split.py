@@ -102,9 +102,9 @@ def combine(
         ``ocp.args.StandardRestore()`` restores: dicts and lists of arrays, without the places of tables. Its values do
         not matter (``jax.eval_shape`` can make it).
       partial: the model has changed since the save, and `like` is a new state of it: what the restored state lacks, or
-        has with another shape, is taken from `like`, and so are tables that are not given. A warning lists all that,
-        and what has no place any more. Leaves are the same if their paths are, so give layers names of their own: Flax
-        numbers others, and a new one would take the number of an old one. A leaf keeps the dtype that was saved.
+        has with another shape, is taken from `like`, and so are tables that are not given. A warning lists all of this,
+        and what no longer has a place. Leaves are the same if their paths are, so give layers names: Flax numbers
+        unnamed layers, and a new one would take the number of an old one. A leaf keeps the dtype that was saved.
 
     Returns:
       The state with its tables. A warning says if the state of a `kvjax.optax.partition` has counted other steps than a

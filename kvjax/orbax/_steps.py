@@ -1,4 +1,4 @@
-"""What the steps of a state and those of its tables say: whether both are of one time."""
+"""Steps: whether a state and its tables are of the same time, as their steps say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bags in NumPy: sums and maxima of rows that `kvjax._values.combiners` makes bags of."""
+"""Bags in NumPy: sums and maxima of rows, from which `kvjax._values.combiners` makes bags."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class FrozenTable(FrozenReads):
 
         The rows of a checkpoint are read some at a time, with about 180 MiB in memory and 4 bytes for each row; pruning
         takes about 24 more for each row of the checkpoint and 2 for each test, and ``top_k`` or ``keep`` 24 more. More
-        than 32 MiB of them go through files beside the new one, which have no names, and as much space as the rows.
+        than 32 MiB of rows go through unnamed files beside the new one, which take as much space as the rows.
 
         Args:
           path: of the file. An existing file is replaced; readers that have it open keep the old one.
@@ -226,8 +226,8 @@ class FrozenTable(FrozenReads):
 
         Args:
           capacity: how many rows the arrays have room for, by default as many as there are. Programs are compiled for
-            the sizes of arrays. So the releases of a table that grows share a program if they have one capacity, and
-            the arrays are as large from the first on; the host has a copy of them while they are made.
+            the sizes of arrays. So the releases of a growing table share a program if they have the same capacity. The
+            arrays then have this size from the first release on; the host has a copy of them while they are made.
 
         Returns:
           A pytree. Pass it to compiled functions as an argument: if a function closes over it, its rows become
@@ -235,7 +235,7 @@ class FrozenTable(FrozenReads):
 
         Raises:
           ValueError: there are 2**30 rows or more, or more than the capacity.
-          FrozenError: a capacity is given, and the file is damaged, so that its hashes are in no order.
+          FrozenError: a capacity is given, and the file is damaged, so that its hashes are not in order.
 
         Example:
           >>> import jax, tempfile, kvjax, numpy as np

@@ -35,11 +35,12 @@ class ReleaseInfo:
       published: when it became the current release, in UTC.
       checkpoint: digests of the checkpoint that its tables come from; () if there is none.
       source: the folder of that checkpoint when it was followed; None if there is none.
-      again: the number of the release that it is again, after a rollback; None if it is a release of its own.
+      again: the number of the release that it repeats, after a rollback; None for other releases.
       prune: the rule by which `Releases.follow` has left rows out, in words; None if there was none.
-      digests: CRC-32 of what belongs to it, by the path in its folder: of the description of each table's file, which
-        has those of its arrays, and of all bytes of each other file. None if it says nothing (early releases).
-      damaged: why the rest is not known; None if it is. Then the release cannot be opened.
+      digests: CRC-32 of what belongs to it, by the path in its folder: of the description of each table's file (which
+        contains those of its arrays), and of all bytes of each other file. None if they were not recorded (early
+        releases).
+      damaged: why the other attributes are not known; the release then cannot be opened. None if they are known.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Pruned releases: by which rules deltas can be followed, and how a release says by which one it was."""
+"""Pruned releases: the rules by which deltas can be followed, and how a release records its rule."""
 
 from __future__ import annotations
 

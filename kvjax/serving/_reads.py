@@ -69,7 +69,7 @@ class FrozenReads:
         Args:
           keys: ``(...)``.
           mask: ``(...)`` bool, false for padding, whose rows are zeros.
-          pad_id: a key that is padding wherever it stands.
+          pad_id: a key that marks padding wherever it occurs.
           missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By default
             as given when the file was written.
           return_found: whether to also return which keys have a row.
@@ -118,7 +118,7 @@ class FrozenReads:
           segment_ids: ``(n,)`` integers, the bag of each key; those outside 0..num_segments - 1 mark padding.
           num_segments: number of bags for `segment_ids`.
           mask: bool in the shape of the keys, false for padding, which is in no bag.
-          pad_id: a key that is padding wherever it stands.
+          pad_id: a key that marks padding wherever it occurs.
           weights: real numbers in the shape of the keys, by default 1; not for "max".
           combiner: "sum", "mean", "sqrtn" or "max", as there.
           max_norm: positive number; longer rows are first scaled down to this Euclidean norm.

@@ -90,8 +90,8 @@ class Releases:
                         raise self._folder.damaged("refresh", "the files of the current release", str(error)) from error
 
     def history(self) -> list[ReleaseInfo]:
-        """What is known of the releases that are there, in the order in which they were published. The last one is the
-        current one. Of one that is damaged it says so.
+        """What is known of the available releases, in order of publication. The last one is the current one. If one is
+        damaged, its info says so.
 
         Raises:
           FrozenError: none has been published.
@@ -106,7 +106,7 @@ class Releases:
                 return found
 
     def open(self, number: int) -> Release:
-        """A release that is there, whichever is the current one.
+        """Opens any available release, not only the current one.
 
         Args:
           number: of the release.
@@ -238,17 +238,17 @@ class Releases:
 
         Args:
           checkpoint: path of the checkpoint, as for `kvjax.checkpoint.restore`.
-          files: those that change, by name; or a function that is called once a checkpoint is found that is not the
-            current release's, and returns them. It gets the folder of that checkpoint's tables: in a step of Orbax, the
-            other items (dense parameters) are beside that folder.
+          files: those that change, by name; or a function that returns them, called once a checkpoint is found that is
+            not the current release's. It gets the folder of that checkpoint's tables: in a step of Orbax, the other
+            items (dense parameters) are beside that folder.
           tables: names of the tables to take; by default all.
           keep: see `publish`.
           quantise: for the rows of all tables, as in `FrozenTable.write`; by default as in the current release.
           prune: which rows to leave out, by default none. A changed row that fails the rule is left out as if it had
-            been removed, so the rule has to ask about one row alone: not ``max_age`` or ``top_k``, and a predicate may
-            not depend on other rows, or on ``last_step``. A predicate is known again by
-            its name, so it is a function of a module (no lambda, closure, function in a function, or bound method):
-            give another rule another name. After a change of `prune`, whole tables are written.
+            been removed, so the rule must depend on one row alone: not ``max_age`` or ``top_k``, and a predicate may
+            not depend on other rows, or on ``last_step``. A predicate is identified by its name, so it must be a
+            module-level function (no lambda, closure, nested function or bound method): give a different rule a
+            different name. After a change of `prune`, whole tables are written.
           missing: as there; by default as in the current release, except for a row that unadmitted keys share.
           base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
 
@@ -361,7 +361,7 @@ class Releases:
         return self.refresh()
 
     def resume(self) -> None:
-        """Lets other releases take the place of the current one again, after a `rollback`. Does nothing if they may.
+        """Ends the pause after a `rollback`: other releases may become current again. Does nothing without a pause.
 
         Raises:
           FrozenError: none has been published.

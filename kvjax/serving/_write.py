@@ -1,4 +1,4 @@
-"""Writing a frozen table: from all that it is to hold, or from another one, as it is or with what has changed."""
+"""Writing a frozen table: from its whole contents, or from another one, unchanged or with changes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-// Rows that live in an engine of the user's: they are in memory while a call works on them, and in between
-// only there.
+// Rows that live in the user's engine: they are in memory only while a call works on them.
 //
 // The index and the headers of such a table stay in memory, and its planes are address space: what a call
 // wants of them is brought from the engine first, which may fail and changes nothing; what it has changed is

@@ -1,4 +1,4 @@
-// Buckets: the array behind a key index, of cache lines that hold five keys and their row ids each.
+// Buckets: the array behind a key index; each is a cache line that holds five keys and their row ids.
 //
 // A key belongs into the bucket that its hash names, its home, or while that is full into the next one that
 // is not. Each bucket counts the keys that have passed it, so a search ends where none has, and a key that

@@ -1,5 +1,4 @@
-// Failures: what has been thrown, as an error of ours, and the numbers of failures that other devices have to
-// know of.
+// Failures: what has been thrown, as one of kvjax's errors, and the numbers of failures for other devices.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-// Memory straight from the system, in huge pages where that is asked for.
+// Memory directly from the system, in huge pages on request.
 //
 // Rows and index entries are read at random, so what costs most in a large table is the walk through the page
 // tables. A huge page covers 2 MiB with one entry of the TLB, and zeroing it takes one fault instead of 512.

@@ -1,4 +1,4 @@
-// The process that tables belong to: a fork of it has copies of what leads to them, and not the tables.
+// The process that tables belong to: a fork has copies of the references to them, but not the tables.
 #pragma once
 #include <pthread.h>
 

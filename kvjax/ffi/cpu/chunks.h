@@ -1,4 +1,4 @@
-// The training write in chunks that are handed out, for an update that is no program.
+// The training write in chunks that are handed out, for an update that is not a row program.
 //
 // Chunks go through XLA, and there may be an error between two of them. So what comes back is staged, and the
 // last one commits the step: until then nobody sees any of it.

@@ -1,4 +1,4 @@
-// Kept rows: copies of rows by their row ids, in memory that is used again.
+// Kept rows: copies of rows by their row ids, in memory that is reused.
 #pragma once
 #include <bit>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The rows of a batch that was searched for last: the call that comes after mostly has the same keys.
+// The rows found for the last batch: the next call mostly has the same keys.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Touched: the keys that writes have touched since the cursors of deltas were there.
+// Touched: the keys that writes have touched since the cursors of deltas were put there.
 //
 // A key is all that is remembered: what it has become is read when a delta is made. So rows that came,
 // changed, were pinned or went are one case, and so are counts of keys that wait. A cursor is a number of an

@@ -1,4 +1,4 @@
-// The writes of a table but that of training: each plans what may fail, and then does what cannot.
+// The writes of a table except training: each plans what may fail, and then does what cannot.
 #pragma once
 #include <array>
 #include <functional>

@@ -1,4 +1,4 @@
-// Deltas of a device table: the rows whose marks are others than at a cursor, copied out.
+// Deltas of a device table: the rows whose marks differ from those at a cursor, copied out.
 //
 // No kernel that writes has a part in it, so a cursor costs a step nothing. It costs the host 16 bytes a row
 // id, and a delta reads every row once, on the device; only what has changed is copied.

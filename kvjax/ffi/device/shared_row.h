@@ -1,4 +1,4 @@
-// The row that keys without one share: it is looked for with the keys of a call, and trained with the sum of
+// The row that unadmitted keys share: it is looked for with the keys of a call, and trained with the sum of
 // the gradients that have no row of their own.
 #pragma once
 #include <algorithm>

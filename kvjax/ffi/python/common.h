@@ -1,4 +1,4 @@
-// The bindings that every module has and that are about no table: errors, constants, hashes.
+// The bindings that every module has and that concern no table: errors, constants, hashes.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,4 +1,4 @@
-// Rows that are alike: what a program makes of single elements is made once for rows that keep the same ones.
+// Rows that are alike: a program computes with single elements once for all rows that keep the same ones.
 //
 // Adam's count and its two powers, or all that a row has missed since its last step: a batch has few of them.
 #pragma once
