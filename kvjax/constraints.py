@@ -21,6 +21,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from kvjax._values.errors import check_choice
+from kvjax._values.numbers import is_real
 
 if TYPE_CHECKING:
     import jax  # which is loaded where rows are: a checkpoint has names and numbers
@@ -42,13 +43,14 @@ class max_norm:  # named as a function, for that is its use; a class, so that eq
       limit: above 0.
 
     Raises:
-      ValueError: the limit is not above 0.
+      ValueError: the limit is not a finite number above 0.
     """
 
     limit: float
 
     def __post_init__(self) -> None:
-        check_choice("constraints", self.limit > 0, "max_norm", "a limit above 0", self.limit)
+        fits = is_real(self.limit) and 0 < self.limit < float("inf")
+        check_choice("constraints", fits, "max_norm", "a finite limit above 0", self.limit)
 
     def __call__(self, row: jax.Array) -> jax.Array:
         import jax.numpy as jnp

@@ -27,7 +27,8 @@ def run(args: argparse.Namespace) -> int:
     """Converts, and says what."""
     source, out = anywhere(args.source, "convert"), anywhere(args.out, "convert")
     suffix = source.suffix.removeprefix(".")
-    kind = args.kind or (suffix if suffix in FILE_FORMATS and source.is_file() else "kvjax")
+    is_files = suffix in FILE_FORMATS and (source.is_file() or any(source.glob(f"*.{suffix}")))
+    kind = args.kind or (suffix if is_files else "kvjax")
     to = args.to or out.suffix.removeprefix(".") or "kvjax"
     if to not in (*FILE_FORMATS, "deeprec", "kvjax"):
         raise ValueError(
@@ -62,7 +63,8 @@ def _check_used(args: argparse.Namespace, kind: str, to: str) -> None:
     used = {
         "table": kind not in FILE_FORMATS or to in ("kvjax", "deeprec"), "base": kind == "kvjax",
         "overwrite": to == "kvjax", "slots": to != "kvjax", "slot": others, "fill": others,
-        "score": kind == "dynamicemb", "partitions": to == "deeprec", "quantise": to in FILE_FORMATS, "dim": bare,
+        "score": kind == "dynamicemb", "column": kind in FILE_FORMATS, "partitions": to == "deeprec",
+        "quantise": to in FILE_FORMATS, "dim": bare,
         "key_dtype": bare, "dtype": kind != "kvjax",
     }  # fmt: skip
     for name, is_used in used.items():
@@ -112,11 +114,11 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
 
     beside = scratch_of(anywhere(args.out, "convert").resolve())
     with tempfile.TemporaryDirectory(dir=beside, prefix=".") as folder:  # so rows need not fit into memory
-        report = _as_checkpoint(args, kind, folder + "/whole", args.table or "table", None)
+        report = _as_checkpoint(args, kind, folder + "/whole", args.table, None)
         with progress("reading rows", args.json) as read:
             out = export_checkpoint(
-                folder + "/whole", args.out, format=to, quantise=args.quantise, slots=args.slots, prune=rules_of(args),
-                progress=read, partitions=args.partitions or 1,
+                folder + "/whole", args.out, format=to, quantise=args.quantise, prune=rules_of(args), progress=read,
+                slots=args.slots or bool(args.slot or args.fill), partitions=args.partitions or 1,
             )  # fmt: skip
     left = [*report.left, *out.left]
     return {"rows": out.rows, "total": out.total, "format": to, "left": left, "error": out.error}
@@ -131,6 +133,8 @@ def _as_checkpoint(
     how: dict[str, Any] = {}
     if kind not in FILE_FORMATS:
         how = {"variable": args.table, "slots": _slots(args), "fill": _fill(args)}
+    else:
+        how = {"columns": {ours: theirs or None for ours, theirs in _named(args.column, "column").items()}}
     if kind in _BARE:
         how |= {"dim": args.dim, "key_dtype": args.key_dtype or "int64"}
     if args.score:
@@ -143,7 +147,18 @@ def _as_checkpoint(
 
 
 def _slots(args: argparse.Namespace) -> dict[str, str]:
-    return dict(each.split("=", 1) if "=" in each else (each, each) for each in args.slot)
+    return _named(args.slot, "slot")
+
+
+def _named(given: list[str], option: str) -> dict[str, str]:
+    """Names by names, of an option that may be said again."""
+    found: dict[str, str] = {}
+    for each in given:
+        first, _, second = each.partition("=")
+        if first in found:
+            raise ValueError(f"kvjax convert: want --{option} {first} once, got {given}; leave out all but one")
+        found[first] = second if "=" in each else first
+    return found
 
 
 def _fill(args: argparse.Namespace) -> dict[str, float]:

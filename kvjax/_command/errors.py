@@ -25,6 +25,7 @@ def text_of(error: Exception, command: str) -> str:
 def as_said(text: str, args: argparse.Namespace) -> str:
     """An error of a function, with the flags of the command for its arguments."""
     flags = {"overwrite=True": "--overwrite", 'dtype="float32"': "--dtype float32", "format=": "--to"}
+    flags["columns="] = "--column"
     flags |= {f"{name}=": f"--{name}" for name in ("base", "quantise", "dim", "table")}
     for argument, flag in flags.items():
         if hasattr(args, flag.split()[0].removeprefix("--")):

@@ -155,6 +155,13 @@ def parser() -> argparse.ArgumentParser:
         help="a slot that no file of the other system has, and its value in each row; may be repeated",
     )
     convert.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="OURS=THEIRS",
+        help="what a column of a file is called there (keys= to number the rows); may be repeated",
+    )
+    convert.add_argument(
         "--score",
         action="append",
         default=[],

@@ -23,7 +23,6 @@ from kvjax._formats.paths import local
 from kvjax._formats.source import Source, Type, as_written, ranges, row_bytes
 
 BUCKETS = 1000
-_COLUMNS = ("values", "freqs", "versions")
 _IN_MEMORY = 1 << 26
 """Bytes of rows that are put in order in memory; more are in a file meanwhile."""
 
@@ -42,12 +41,12 @@ def write(
     Args:
       prefix: of the files.
       name: of the variable.
-      source: its columns "keys", "values", "freqs" and "versions".
+      source: its columns "keys", "values", "freqs" and "versions"; "has_slots" and "pinned" if it has these.
       slots: columns of its slots, by the names that they get; DeepRec has a variable for each, "<part>/<slot>".
       parts: into which it is partitioned, by ``key % 1000 % parts``.
 
     Returns:
-      What was left out: slots that have not the shape of a row.
+      What was left out: slots that have not the shape of a row, and pins. A row without slots has none there.
 
     Raises:
       FileError: a key is negative: DeepRec loses those at its next save, because it takes ``key % 1000`` of C++.
@@ -64,15 +63,40 @@ def write(
         raise FileError(prefix, f"1 to {BUCKETS} partitions", f"{parts}", "choose a number of these")
     row = source.types["values"][1]
     own = {slot: column for slot, column in slots.items() if source.types[column][1] == row}
+    left = [f"the slot {slot!r}, which has not the shape of a row" for slot in slots if slot not in own]
+    trained, pinned = (
+        np.concatenate([np.zeros(0, bool), *source.pieces(name)]) if name in source.types else np.full(len(keys), none)
+        for name, none in (("has_slots", True), ("pinned", False))
+    )
+    if pinned.any():
+        left.append(f"the pins of {int(pinned.sum())} rows")
+    with contextlib.ExitStack() as files:
+        tensors = files.enter_context(_tensors(prefix, name, source, {"": "values"}, parts))
+        if own:  # of the keys that have slots alone, as there
+            with_slots = source if trained.all() else source.where(trained)
+            of_slots = {f"/{slot}": column for slot, column in own.items()}
+            tensors |= files.enter_context(_tensors(prefix, name, with_slots, of_slots, parts))
+        bundle.write(prefix, tensors)
+    return tuple(left)
+
+
+@contextlib.contextmanager
+def _tensors(
+    prefix: Path, name: str, source: Source, variables: Mapping[str, str], parts: int
+) -> Generator[dict[str, bundle.Tensor]]:
+    """The tensors of variables that have the same keys: the columns of their rows, by what follows the name of a
+    part."""
+    keys = source.read(["keys"], 0, source.num_rows)["keys"].view(np.int64)
     buckets = (keys % BUCKETS).astype(np.int16)
     order = np.lexsort((buckets, buckets % parts))
     ends = np.searchsorted((buckets % parts)[order], np.arange(parts + 1))
-    with _ordered(prefix, source.only([*_COLUMNS, *own.values()]), order) as columns:
+    with _ordered(prefix, source.only([*variables.values(), "freqs", "versions"]), order) as columns:
         tensors: dict[str, bundle.Tensor] = {}
         for i, part in enumerate(part_names(name, parts)):
             mine = slice(int(ends[i]), int(ends[i + 1]))
             offsets = np.searchsorted(buckets[order[mine]], np.arange(BUCKETS + 1)).astype(np.int32)
-            for variable, values in {part: "values", **{f"{part}/{slot}": own[slot] for slot in own}}.items():
+            for end, values in variables.items():
+                variable = part + end
                 tensors |= {
                     f"{variable}-keys": bundle.tensor(keys[order[mine]]),
                     f"{variable}-values": bundle.tensor(columns[values][mine]),
@@ -83,8 +107,7 @@ def write(
                 }
                 none = bundle.tensor(np.zeros(0, np.int64))
                 tensors |= {f"{variable}-{column}_filtered": none for column in ("keys", "freqs", "versions")}
-        bundle.write(prefix, tensors)
-    return tuple(f"the slot {slot!r}, which has not the shape of a row" for slot in slots if slot not in own)
+        yield tensors
 
 
 @contextlib.contextmanager

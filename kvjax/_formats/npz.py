@@ -51,7 +51,8 @@ def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, 
         _check_listed(path, len(archive.infolist()))
         names = {name.removesuffix(".npy"): name for name in archive.namelist()}
         meta = json.loads(archive.read(names[META])) if META in names else {}
-        arrays: dict[str, Column] = {name: _Member(path, archive, full) for name, full in names.items() if name != META}
+        members = {name: _Member(path, archive, full) for name, full in names.items() if name != META}
+        arrays: dict[str, Column] = {name: each.by_rows() for name, each in members.items()}
     except (FileError, PermissionError):
         raise
     except Exception as error:  # zipfile's and NumPy's, which have no common one
@@ -100,10 +101,17 @@ class _Member:
         version = np.lib.format.read_magic(self._file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         self._shape, fortran, self._stored = read(self._file)
-        if self._stored.hasobject or (fortran and len(self._shape) > 1):
-            by_columns = "an array by columns, which np.ascontiguousarray has by rows"
-            raise ValueError("objects" if self._stored.hasobject else by_columns)
-        self._row = 0
+        if self._stored.hasobject:
+            raise _none(self._path, ValueError("objects"))
+        self._by_columns, self._row = fortran and len(self._shape) > 1, 0
+
+    def by_rows(self) -> Column:
+        """The array; in memory, if it is stored by columns, as a transposed one is."""
+        if not self._by_columns:
+            return self
+        stored = self.shape
+        self.shape = stored[::-1]
+        return np.ascontiguousarray(self[:].T)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.shape[0])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import FileError, needed
-from kvjax._formats.source import Column, Source, as_written, ranges, row_bytes
+from kvjax._formats.source import Column, Lazy, Source, as_written, ranges, row_bytes
 
 WHAT = "a Parquet file"
 _META = "kvjax."
@@ -51,24 +51,6 @@ def _arrow(arrow: Any, array: np.ndarray) -> Any:
         return arrow.array(array)
     width = int(np.prod(array.shape[1:]))
     return arrow.FixedSizeListArray.from_arrays(arrow.array(as_written(array).reshape(-1)), width)
-
-
-class Lazy(Mapping[str, Column]):
-    """Columns by name, each of which is opened when it is asked for."""
-
-    def __init__(self, names: Sequence[str], opened: Callable[[str], Column]) -> None:
-        self._names, self._opened = dict.fromkeys(names), opened
-
-    def __getitem__(self, name: str) -> Column:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._opened(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[str, str]]:

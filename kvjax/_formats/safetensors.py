@@ -68,7 +68,10 @@ def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, 
         file = library.safe_open(os.fspath(path), framework="numpy")
         arrays: dict[str, Column] = {name: _Tensor(path, file, name) for name in file.keys()}  # noqa: SIM118
         meta = dict(file.metadata() or {})
-    except (library.SafetensorError, OSError, TypeError, KeyError, AttributeError) as error:
+    except AttributeError as error:  # of NumPy, for its dtypes
+        want = "a file of safetensors with dtypes that NumPy has"
+        raise FileError(path, want, f"{error}", "write these as float32 or bfloat16") from error
+    except (library.SafetensorError, OSError, TypeError, KeyError) as error:
         raise _none(path, error) from error
     said = meta.pop(_CRC, None)
     digests = {name: _digest(name, array) for name, array in arrays.items()}

@@ -54,10 +54,10 @@ class Source:
     @classmethod
     def of(cls, columns: Mapping[str, Column], meta: Mapping[str, str]) -> Source:
         """The source of arrays in memory or in files."""
-        types = {name: (array.dtype, array.shape[1:]) for name, array in columns.items()}
+        types = {name: (_native(array.dtype), array.shape[1:]) for name, array in columns.items()}
 
         def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
-            return {name: columns[name][start:stop] for name in names}
+            return {name: columns[name][start:stop].astype(types[name][0], copy=False) for name in names}
 
         return cls(types, next(iter(columns.values())).shape[0], read, meta)
 
@@ -120,6 +120,24 @@ class Source:
         """All columns, in pieces of whole rows that follow each other; each is read while the one before is used."""
         names, size = list(self.types), sum(map(row_bytes, self.types.values()))
         return ahead(self.read(names, start, stop) for start, stop in ranges(self.num_rows, size))
+
+
+class Lazy(Mapping[str, Column]):
+    """Columns by name, each of which is opened when it is asked for."""
+
+    def __init__(self, names: Sequence[str], opened: Callable[[str], Column]) -> None:
+        self._names, self._opened = dict.fromkeys(names), opened
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._opened(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Concatenated:
@@ -210,6 +228,11 @@ def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Columns of ranges of rows, one behind the other; one part as it is."""
     first, *rest = parts
     return {name: np.concatenate([part[name] for part in parts]) for name in first} if rest else first
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The same in the byte order of the machine."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def _blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:

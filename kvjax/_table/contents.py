@@ -111,6 +111,7 @@ def joined(parts: Sequence[Snapshot]) -> Snapshot:
         take(columns, order),
         last_step=max(part.rows.last_step for part in parts),
         total=sum(part.rows.total for part in parts),
+        key_dtype=parts[0].rows.key_dtype,
     )
     return Snapshot(
         rows,

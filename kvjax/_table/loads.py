@@ -17,6 +17,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._table.behind import OneStepCheck, note_loaded
 from kvjax._table.contents import check_capacity, sum_of_hashes
 from kvjax._table.handle import Handle, version_leaf, version_on_host
+from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.exported import SLOT, Exported
 from kvjax._values.key_width import is_of_32_bits, own_bits
@@ -107,6 +108,10 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
             ValueError, spec.name, "load", f"{len(rows.keys)} rows in each column", f"{lengths}",
             "give what table.export() gives",
         )  # fmt: skip
+    for name, kinds in (("freqs", "iu"), ("versions", "iu"), ("has_slots", "biu"), ("pinned", "biu")):
+        if columns[name].dtype.kind not in kinds:
+            want = f"{name} of {'integers' if kinds == 'iu' else 'bool'}"
+            raise fail(TypeError, spec.name, "load", want, f"{columns[name].dtype}", "convert them first")
     newest = int(columns["versions"].max(initial=0))
     if newest > rows.last_step:
         raise fail(
@@ -116,10 +121,16 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
     if slot_types is None and isinstance(given, Snapshot):
         slot_types = given.slot_types
     if slot_types is None:
-        slot_types = {name: type_text(array.dtype, array.shape[1:]) for name, array in rows.slots.items()}
+        slot_types = {name: _slot_text(spec, name, array) for name, array in rows.slots.items()}
     if isinstance(given, Snapshot):
         admission = {name: np.zeros(0, dtype) for name, dtype in ADMISSION_COLUMNS.items()} | given.admission
     return Loading(Source.of(columns, {}), rows.last_step, dict(slot_types), admission)
+
+
+def _slot_text(spec: TableSpec, name: str, array: np.ndarray) -> str:
+    if array.dtype.kind not in "biu" and not is_float(array.dtype):
+        raise fail(TypeError, spec.name, "load", f"numbers of the slot {name!r}", f"{array.dtype}", "leave it out")
+    return type_text(array.dtype.newbyteorder("=") if array.dtype.kind in "iuf" else array.dtype, array.shape[1:])
 
 
 def _warn_of_lost_counts(spec: TableSpec, counts: dict[str, np.ndarray]) -> None:

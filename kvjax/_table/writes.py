@@ -338,7 +338,8 @@ class Writes(Handle):
         return _write_keys(self, "unpin", keys_for(self, keys, "unpin"))
 
     def clear(self) -> Self:
-        """Removes every row, forgets the counts of keys that wait for a row, and releases the memory.
+        """Removes every row, forgets the counts of keys that wait for a row, and releases the memory. Steps are counted
+        from 0 again.
 
         Returns:
           The next handle.

@@ -35,6 +35,7 @@ class Exported:
       pinned: ``(n,)`` bool, rows that are never evicted.
       last_step: the table's last step; ages are counted from it.
       total: rows in the table, before pruning.
+      key_dtype: of the table, which the arrays of keys do not say of one with ids of 32 bits; None for theirs.
     """
 
     keys: np.ndarray
@@ -46,6 +47,7 @@ class Exported:
     pinned: np.ndarray
     last_step: int
     total: int
+    key_dtype: str | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -63,7 +65,7 @@ class Exported:
           keep: ``(n,)`` bool.
         """
         kept = {name: array[keep] for name, array in self.columns().items()}
-        return self.of_columns(kept, self.last_step, self.total)
+        return self.of_columns(kept, self.last_step, self.total, self.key_dtype)
 
     def to_parquet(
         self, path: str | os.PathLike[str], quantise: Quantised | None = None, slots: bool = True
@@ -71,7 +73,7 @@ class Exported:
         """Writes the rows as a Parquet file, which needs pyarrow (``pip install kvjax[parquet]``).
 
         The file has a column for each array: keys as int64 or uint64, and rows as lists of a fixed size (bfloat16 as
-        float32, which holds it exactly). ``last_step`` is in the metadata of the file.
+        float32, which holds it exactly). ``last_step`` and ``key_dtype`` are in the metadata of the file.
 
         Args:
           path: of the file, which is replaced.
@@ -169,8 +171,8 @@ class Exported:
           prefix: of the files, which are replaced.
           name: of the variable.
           partitions: 1 to 1000; a key is in partition ``key % 1000 % partitions``.
-          slots: whether to write the export's slots, as the variables "<name>/<slot>". Slots that do not have the shape
-            of a row are left out, with a warning.
+          slots: whether to write the export's slots, as the variables "<name>/<slot>", which have the keys with
+            slots alone. Slots that do not have the shape of a row are left out, and pins, with a warning.
 
         Raises:
           ImportError: google-crc32c is not installed.
@@ -185,7 +187,8 @@ class Exported:
         self, path: str | os.PathLike[str], dtype: Quantised | None, slots: bool
     ) -> tuple[Source, Quantiser | None]:
         columns = {name: array for name, array in self.columns().items() if slots or not name.startswith(SLOT)}
-        source = Source.of(columns, {"last_step": str(self.last_step)})
+        meta = {"last_step": str(self.last_step), "key_dtype": self.key_dtype or self.keys.dtype.name}
+        source = Source.of(columns, meta)
         return (source, None) if dtype is None else quantised(source, dtype, os.fspath(path))
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -194,17 +197,21 @@ class Exported:
         return plain | {SLOT + name: array for name, array in self.slots.items()}
 
     @classmethod
-    def of_columns(cls, columns: Mapping[str, np.ndarray], last_step: int, total: int | None = None) -> Exported:
+    def of_columns(
+        cls, columns: Mapping[str, np.ndarray], last_step: int, total: int | None = None, key_dtype: str | None = None
+    ) -> Exported:
         """Makes an export of these columns.
 
         Args:
           columns: as `columns` returns them.
           last_step: of the table.
           total: rows in the table; by default as many as the columns have.
+          key_dtype: of the table; None for that of the keys.
         """
         slots = {name.removeprefix(SLOT): array for name, array in columns.items() if name.startswith(SLOT)}
         plain = {name: columns[name] for name in ROW_COLUMNS}
-        return cls(**plain, slots=slots, last_step=last_step, total=len(plain["keys"]) if total is None else total)
+        whole = len(plain["keys"]) if total is None else total
+        return cls(**plain, slots=slots, last_step=last_step, total=whole, key_dtype=key_dtype)
 
 
 ROW_COLUMNS = ("keys", "values", "freqs", "versions", "has_slots", "pinned")

@@ -109,7 +109,7 @@ def from_native(raw: Mapping[str, Any], dim: int, row_dtype: Any, key_dtype: Any
         name: flat[name].view(dtype).reshape(n, *shape)
         for name, (dtype, shape) in column_types(dim, row_dtype, key_dtype, types).items()
     }
-    rows = Exported.of_columns(columns, raw["last_step"])
+    rows = Exported.of_columns(columns, raw["last_step"], key_dtype=key_dtype)
     return Snapshot(rows, raw["offsets"], types, {name: raw[name] for name in ADMISSION_COLUMNS if name in raw})
 
 

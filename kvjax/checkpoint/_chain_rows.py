@@ -108,7 +108,7 @@ class ChainRows:
                 progress(sum(array.nbytes for array in found.values()))
             return {name: found[name] for name in names}
 
-        return Source(kinds, self.num_rows, read, {"last_step": str(self.meta["last_step"])})
+        return Source(kinds, self.num_rows, read, {name: str(self.meta[name]) for name in ("last_step", "key_dtype")})
 
     def check_sizes(self) -> None:
         """Whether there are as many bytes on the disk as the rows have, before memory is taken for them."""

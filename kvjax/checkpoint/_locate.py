@@ -67,10 +67,15 @@ def _other(path: AnyPath) -> tuple[str, str] | None:
     if not path.exists():
         return f"none in {path}, which is not there", "check the path"
     kind = path.suffix.removeprefix(".")
-    if kind in FILE_FORMATS and path.is_file():
-        return f"{path}, a file of rows", f"kvjax.convert.from_{kind} reads it, and kvjax convert makes a checkpoint"
-    if isinstance(path, Path) and (kind == "frozen" or any(path.glob("*.frozen"))):
+    if not path.is_file():
+        kind = next((each for each in FILE_FORMATS if any(path.glob(f"*.{each}"))), "")
+    if kind in FILE_FORMATS:
+        return f"{path}, rows as {kind}", f"kvjax.convert.from_{kind} reads it, and kvjax convert makes a checkpoint"
+    if isinstance(path, Path) and (path.suffix == ".frozen" or any(path.glob("*.frozen"))):
         return f"{path}, which serving reads", "open it with kvjax.serving, a file with FrozenTable"
+    if isinstance(path, Path) and (any(path.glob("*-keys")) or any(path.glob("*.index"))):
+        read = "kvjax.convert reads them"
+        return f"{path}, files of another system", f"{read}, and kvjax convert --from makes a checkpoint of them"
     if isinstance(path, Path) and (path / "current").is_file():
         return f"{path}, a folder of releases", "kvjax releases shows them, and kvjax.serving.Releases opens them"
     return None

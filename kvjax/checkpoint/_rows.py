@@ -90,8 +90,8 @@ def pieces_of(found: ChainRows, slots: bool, keys: np.ndarray | None = None) -> 
         parts = (found.between(first, last, names) for first, last in cuts([found]))
     else:
         parts = _of_keys(found, np.unique(keys.view(np.int64)), names)
-    step = int(found.meta["last_step"])
-    return ahead(Exported.of_columns({name: part[name] for name in names}, step) for part in parts)
+    step, kind = int(found.meta["last_step"]), found.meta["key_dtype"]
+    return ahead(Exported.of_columns({name: part[name] for name in names}, step, key_dtype=kind) for part in parts)
 
 
 def _of_keys(found: ChainRows, keys: np.ndarray, names: list[str]) -> Iterator[dict[str, np.ndarray]]:

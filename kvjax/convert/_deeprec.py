@@ -70,5 +70,7 @@ def open_deeprec(
     if all(f"{part}-keys_filtered" in bundle.entries for part in parts):
         waiting = sum(bundle.entries[f"{part}-keys_filtered"].shape[0] for part in parts)
         left += [f"{waiting} keys that its filter had not admitted"] if waiting else []
+    if any(f"{part}-freq_keys" in bundle.entries for part in parts):
+        left.append("frequencies as TFPlus writes them, which from_tfplus reads")
     taken, others = slots_of(bundle, name, parts, slots or {})
     return incoming(bundle.prefix, f"DeepRec's {name!r}", columns, joined=taken, fill=fill, left=left + others)

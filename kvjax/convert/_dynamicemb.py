@@ -16,7 +16,7 @@ from kvjax._formats.paths import local
 from kvjax._formats.source import Column, Concatenated, InFile, MappedColumn, Repeated, row_bytes
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
-from kvjax.convert._incoming import Incoming, incoming
+from kvjax.convert._incoming import Incoming, check_wanted, incoming
 
 Score: TypeAlias = Literal["freqs", "versions"] | None
 
@@ -80,6 +80,7 @@ def open_dynamicemb(
     columns |= taken
     there = _slots(dump, keys.shape, values.shape[1], said)
     wanted = dict(slots or {})
+    check_wanted(path, wanted)
     if lost := sorted(wanted.keys() - there.keys()):
         raise FileError(path, f"the slots {lost} of {name!r}", f"{sorted(there)}", "name those that are there")
     columns |= {SLOT + ours: there[slot] for slot, ours in wanted.items()}

@@ -13,10 +13,10 @@ from kvjax._formats import npz, parquet, safetensors
 from kvjax._formats.atomic import fetched
 from kvjax._formats.errors import FileError, check_regular
 from kvjax._formats.quantised import SCALES, restored
-from kvjax._formats.source import Column, Source
+from kvjax._formats.source import Column, Concatenated, Lazy, Source
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import ROW_COLUMNS, SLOT
-from kvjax._values.key_width import check_whole
+from kvjax._values.key_width import KEY_DTYPES, check_whole
 from kvjax.convert._imported import Imported
 from kvjax.convert._incoming import Incoming, incoming
 
@@ -28,7 +28,8 @@ def from_safetensors(path: str | os.PathLike[str], columns: Mapping[str, str | N
     it was; only keys and values are required. Rows of int8 come back as float32.
 
     Args:
-      path: of the file, which may be in a store.
+      path: of the file, which may be in a store; or of a folder of such files, as Spark writes them, or the processes
+        of a sharded table. Their rows are read together.
       columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
     Raises:
@@ -55,7 +56,8 @@ def from_npz(path: str | os.PathLike[str], columns: Mapping[str, str | None] | N
     it was; only keys and values are required. Rows of int8 come back as float32.
 
     Args:
-      path: of the file, which may be in a store.
+      path: of the file, which may be in a store; or of a folder of such files, as Spark writes them, or the processes
+        of a sharded table. Their rows are read together.
       columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
     Raises:
@@ -79,7 +81,8 @@ def from_parquet(path: str | os.PathLike[str], columns: Mapping[str, str | None]
     it was (bfloat16 as float32, which holds it); only keys and values are required. Rows are lists of the same length.
 
     Args:
-      path: of the file, which may be in a store.
+      path: of the file, which may be in a store; or of a folder of such files, as Spark writes them, or the processes
+        of a sharded table. Their rows are read together.
       columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
     Raises:
@@ -139,9 +142,7 @@ FORMATS: Mapping[str, Format] = {"safetensors": safetensors, "npz": npz, "parque
 
 def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None = None) -> Incoming:
     """A file of columns, as `from_safetensors` and the like take it, to be read piece by piece."""
-    module = FORMATS[format]
-    check_regular(path, module.WHAT)
-    arrays, meta = module.columns(path)
+    what, (arrays, meta) = FORMATS[format].WHAT, _columns(format, path)
     if not isinstance(cast("object", columns), Mapping | None):
         want, got = "columns= by kvjax's names", type(columns).__name__
         raise FileError(path, want, got, 'give {"keys": "ids"} for keys that are called "ids" there')
@@ -183,9 +184,58 @@ def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None 
     elif scales is not None:  # of what is no int8
         ours.pop(SCALES)
     left = [f"the column {name!r}" for name in arrays if name not in ours.values()]
-    step = meta.get("last_step", "")
-    last_step = int(step) if step.lstrip("-").isdecimal() else None
-    return incoming(path, module.WHAT, found, last_step=last_step, left=left)
+    key_dtype = _key_dtype(path, meta, found["keys"]) if ours["keys"] == "keys" else None
+    return incoming(path, what, found, last_step=_last_step(path, meta), key_dtype=key_dtype, left=left)
+
+
+def _last_step(path: Path, meta: Mapping[str, str]) -> int | None:
+    """What the metadata says of the table's last step; None if it says nothing."""
+    step = meta.get("last_step")
+    if step is None:
+        return None
+    if not step.isdecimal() or int(step) >= 2**63:
+        raise FileError(path, "last_step in the metadata as an integer from 0 to 2**63 - 1", f"{step:.50}")
+    return int(step)
+
+
+def _key_dtype(path: Path, meta: Mapping[str, str], keys: Column) -> str | None:
+    """And of the table's `key_dtype`."""
+    said = meta.get("key_dtype")
+    if said is not None and (said not in KEY_DTYPES or said.startswith("u") != (keys.dtype.kind == "u")):
+        want = f"key_dtype in the metadata as one of {list(KEY_DTYPES)} that fits keys of {keys.dtype}"
+        raise FileError(path, want, f"{said:.50}")
+    return said
+
+
+def _columns(format: str, path: Path) -> tuple[Mapping[str, Column], dict[str, str]]:
+    """The columns of a file, or of all files of the format in a folder, one file's rows after the other's; and what
+    their metadata says."""
+    module = FORMATS[format]
+    if not path.is_dir():
+        check_regular(path, module.WHAT)
+        return module.columns(path)
+    files = sorted(file for file in path.glob(f"*.{format}") if not file.name.startswith((".", "_")))
+    if not files:
+        raise FileError(path, f"{module.WHAT}, or a folder of such", f"a folder without any *.{format}", "give another")
+    for file in files:
+        check_regular(file, module.WHAT)
+    parts, said = zip(*map(module.columns, files), strict=True)
+
+    def joined(name: str) -> Column:
+        columns = [part[name] for part in parts]
+        columns = [column for column in columns if column.shape and column.shape[0]] or columns[:1]
+        if len(kinds := {(column.dtype, column.shape[1:]) for column in columns}) > 1:
+            raise FileError(path, f"one type of {name!r} in all files", f"{sorted(map(str, kinds))}")
+        return Concatenated(columns)
+
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    if others := sorted({name for part in parts for name in part} - set(names)):
+        raise FileError(path, "the same columns in all files", f"{others} in some", "give files of one table")
+    meta = {key: value for key, value in said[0].items() if all(each.get(key) == value for each in said)}
+    steps = [_last_step(file, each) for file, each in zip(files, said, strict=True)]
+    if None not in steps:
+        meta["last_step"] = str(max(filter(None, steps), default=0))
+    return Lazy(names, joined), meta
 
 
 class _Numbers:

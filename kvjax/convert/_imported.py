@@ -73,6 +73,9 @@ class Imported:
                 ValueError, name, "import", "a new name", "that of a live table",
                 "Imported.load replaces the rows of a table, or adds to them with merge=True",
             )  # fmt: skip
+        if "dim" in options:
+            mend = "leave it out; rows of another dim are those of another table"
+            raise fail(TypeError, name, "import", "no dim=, which the rows have", f"{options['dim']!r}", mend)
         own = self.rows.values.dtype.name
         if "dtype" not in options and own not in ROW_DTYPES:
             raise fail(

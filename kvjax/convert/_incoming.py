@@ -57,6 +57,7 @@ class Incoming:
       rows: "keys", "values", and those of the columns of `kvjax.Exported` that are in the same order.
       joined: those that are in another, by their names.
       last_step: of the table, if it is known.
+      key_dtype: of the table; by default that of the keys there.
       left: what was not taken.
     """
 
@@ -65,12 +66,8 @@ class Incoming:
     rows: Source
     joined: Mapping[str, Joined]
     last_step: int | None
+    key_dtype: str
     left: tuple[str, ...]
-
-    @property
-    def key_dtype(self) -> str:
-        """Of the keys there."""
-        return self.rows.types["keys"][0].name
 
     @property
     def sources(self) -> dict[str, Source]:
@@ -88,7 +85,7 @@ class Incoming:
         columns = self.together(parts, lost)
         columns["values"] = np.ascontiguousarray(columns["values"])
         step = int(columns["versions"].max(initial=0)) if self.last_step is None else self.last_step
-        rows = Exported.of_columns(columns, step)
+        rows = Exported.of_columns(columns, step, key_dtype=self.key_dtype)
         return Imported(rows, self.key_dtype, self.source, self.left_of(lost))
 
     def together(self, parts: Mapping[str, Columns], lost: Counter[str]) -> dict[str, np.ndarray]:
@@ -119,6 +116,7 @@ class Incoming:
             columns[name] = columns.get(name, np.zeros(n, np.int64)).astype(np.int64)
             if (columns[name] < 0).any():
                 raise FileError(self.file, "freqs and versions of at least 0", "negative ones")
+        columns["freqs"] = np.minimum(columns["freqs"], MOST_FREQUENT)
         pinned = columns.get("pinned", np.zeros(n, bool)).astype(bool)
         return columns | {"keys": keys, "has_slots": has_slots.astype(bool), "pinned": pinned}
 
@@ -135,6 +133,9 @@ class Incoming:
         return (*(text.replace("{}", str(lost[name]), 1) for name, text in texts.items() if lost[name]), *self.left)
 
 
+MOST_FREQUENT = 2**62 - 1
+"""A frequency stops there, as in a table."""
+
 _WITHOUT = ""
 """Under which `Incoming.together` counts keys without slots."""
 
@@ -142,7 +143,7 @@ _WITHOUT = ""
 def incoming(
     file: str | os.PathLike[str], source: str, columns: Mapping[str, Column], *,
     joined: Mapping[str, Joined] | None = None, fill: Mapping[str, float] | None = None, last_step: int | None = None,
-    left: Sequence[str] = (),
+    key_dtype: str | None = None, left: Sequence[str] = (),
 ) -> Incoming:  # fmt: skip
     """Rows to read, if their types fit each other.
 
@@ -154,6 +155,7 @@ def incoming(
       joined: columns that are in another order.
       fill: numbers of slots that are in no file, by their names in kvjax's optimizer: each row gets these.
       last_step: of the table; by default the last row version.
+      key_dtype: of the table; by default that of the keys.
       left: what was not taken.
 
     Raises:
@@ -188,7 +190,8 @@ def incoming(
         raise FileError(
             file, "fill= of slots that no file has", f"{names}, which slots= takes", "leave one of the two out"
         )
-    return Incoming(file, source, Source.of({**filled, **columns}, {}), dict(joined or {}), last_step, tuple(left))
+    rows, own = Source.of({**filled, **columns}, {}), key_dtype or dtype_name(keys.dtype)
+    return Incoming(file, source, rows, dict(joined or {}), last_step, own, tuple(left))
 
 
 def _filled(file: str | os.PathLike[str], fill: Mapping[str, float], num_rows: int) -> dict[str, Column]:
@@ -203,6 +206,19 @@ def _filled(file: str | os.PathLike[str], fill: Mapping[str, float], num_rows: i
             )  # fmt: skip
         found[SLOT + name] = Repeated(np.int32(value) if whole else np.float32(value), num_rows)
     return found
+
+
+def check_wanted(file: str | os.PathLike[str], slots: Mapping[str, str] | None) -> None:
+    """Whether each slot that is asked for gets a name of its own.
+
+    Raises:
+      FileError: two get one.
+    """
+    of: dict[str, list[str]] = {}
+    for theirs, ours in (slots or {}).items():
+        of.setdefault(ours, []).append(theirs)
+    if twice := {ours: theirs for ours, theirs in of.items() if len(theirs) > 1}:
+        raise FileError(file, "slots= with a name of kvjax's for each", f"{twice}", "give each another name")
 
 
 def wide(keys: np.ndarray) -> np.ndarray:

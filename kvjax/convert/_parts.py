@@ -10,7 +10,7 @@ from kvjax._formats.errors import FileError
 from kvjax._formats.source import Column, Concatenated
 from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
-from kvjax.convert._incoming import Joined
+from kvjax.convert._incoming import Joined, check_wanted
 
 
 def parts_of(bundle: Bundle, name: str) -> list[str]:
@@ -66,6 +66,7 @@ def slots_of(
     Raises:
       FileError: one is not there, or not in all parts.
     """
+    check_wanted(bundle.prefix, wanted)
     there = sorted({slot for part in parts for slot in _slots(bundle, part)})
     if lost := sorted(wanted.keys() - set(there)):
         raise FileError(bundle.prefix, f"the slots {lost} of {name!r}", f"{there}", "name those that are there")

@@ -14,7 +14,7 @@ from kvjax._formats.paths import local
 from kvjax._formats.source import InFile
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
-from kvjax.convert._incoming import Incoming, incoming
+from kvjax.convert._incoming import Incoming, check_wanted, incoming
 
 _HEADER = 296
 _DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
@@ -56,6 +56,8 @@ def open_sok(
     (rows,), (elements,) = keys.shape, weights.shape
     said = _said(path / "meta_info", name, stem)
     dim = elements // rows if rows else (said or (0, 0))[1]  # of a variable without rows the files do not say it
+    if not rows and not dim:
+        raise FileError(path, f"rows of {name!r}, or a file meta_info, which say dim", "neither", "leave it out")
     if rows * dim != elements or not dim:
         raise FileError(path / f"{stem}-weight", f"whole rows for {rows} keys", f"{elements} elements")
     if said not in (None, (rows, dim)):
@@ -63,6 +65,7 @@ def open_sok(
         raise FileError(path / "meta_info", want, f"{said}")
     there = {file.name.removeprefix(f"{stem}-"): file for file in sorted(path.glob(f"{stem}-*-*"))}
     wanted = dict(slots or {})
+    check_wanted(path, wanted)
     if lost := sorted(wanted.keys() - there.keys()):
         raise FileError(path, f"the slots {lost} of {name!r}", f"{sorted(there)}", "name those that are there")
     columns = {"keys": keys, "values": weights.of_shape((rows, dim))}

@@ -52,6 +52,8 @@ def open_tfplus(
             raise FileError(bundle.prefix, "a full checkpoint", f"a delta of {name!r}", "give the full one")
     columns = {"keys": joined(bundle, parts, "-keys"), "values": joined(bundle, parts, "-values")}
     left: list[str] = []
+    if any(f"{part}-versions" in bundle.entries for part in parts):
+        left.append("frequencies and versions as DeepRec writes them, which from_deeprec reads")
     taken, others = slots_of(bundle, name, parts, slots or {})
     if all(f"{part}-freq_keys" in bundle.entries for part in parts):
         of, words = joined(bundle, parts, "-freq_keys"), joined(bundle, parts, "-freq_values")

@@ -14,7 +14,7 @@ from kvjax._formats.paths import local
 from kvjax._formats.source import Column, Concatenated, InFile
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
-from kvjax.convert._incoming import Incoming, Joined, incoming
+from kvjax.convert._incoming import Incoming, Joined, check_wanted, incoming
 
 
 def from_tfra(
@@ -25,7 +25,8 @@ def from_tfra(
 
     The files are bare arrays, "<name>_mht_<i>of<n>_rank<r>_size<s>-keys" and "-values", little-endian. They do not
     contain `dim` and dtypes: only their sizes can show that these are wrong. All shards and ranks must be there.
-    Optimizer slots are separate variables with their own files, "<name>/<slot>". TFRA saves neither frequencies nor
+    Optimizer slots are separate variables with their own files, whose names begin with "<name>_<slot>_mht_" ("/" in a
+    name is "_"). TFRA saves neither frequencies nor
     scores.
 
     It was tested with files of TFRA 0.8.1 with TensorFlow 2.16.2.
@@ -64,6 +65,7 @@ def open_tfra(
     """As `from_tfra`, to be read piece by piece."""
     path, kinds = local(folder, "from_tfra"), (np.dtype(key_dtype), np.dtype(dtype))
     keys, values = _joined(path, name, *kinds, dim)
+    check_wanted(path, slots)
     there = _slots(path, name)
     chosen = {ours: _meant(path, name, slot, there) for slot, ours in (slots or {}).items()}
     taken = {
@@ -150,7 +152,8 @@ def _meant(folder: Path, name: str, slot: str, there: list[str]) -> str:
         stem for stem in there if stem.endswith(_stem(f"/{slot}"))
     ]
     if len(found) != 1:
-        raise FileError(folder, f"one slot {slot!r} of {name!r}", f"{found or there}", "give more of its name")
+        want, got = f"one slot {slot!r} of {name!r}, as {_stem(f'{name}/{slot}')}_mht_...-keys", f"{found or there}"
+        raise FileError(folder, want, got, "give more of its name")
     return found[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from kvjax._formats.source import offsets_of, ranges
 from kvjax._keys.buckets import by_bucket
 from kvjax._spec.options import ENTRIES, Request
 from kvjax._values.dtypes import ROW_DTYPES, cast
+from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
 from kvjax._values.prune import PruneLike
 from kvjax._values.slot_layout import type_text
@@ -65,6 +67,10 @@ class ImportReport:
     left: tuple[str, ...]
 
 
+_OWN = {"format", "path", "folder", "name"}
+"""Arguments of what opens a file that `import_checkpoint` has under other names."""
+
+
 def import_checkpoint(
     source: PathLike, path: PathLike, *, table: str | None = None, format: str | None = None,
     variable: str | None = None, prune: PruneLike | None = None, overwrite: bool = False,
@@ -101,6 +107,7 @@ def import_checkpoint(
         format.
       CheckpointError: there is something at the path, or with `overwrite` one that others build on, or the path is
         inside a checkpoint.
+      TypeError: `how` has an argument that the function of the format does not take.
       ImportError: a library of the format is not installed.
 
     Example:
@@ -130,6 +137,12 @@ def import_checkpoint(
     if kind == "tfra" and dtype is not None:
         how["dtype"] = dtype
     opened: Any = partial(open_file, kind) if variable is None else partial(OPENERS[kind], name=variable)
+    taken = inspect.signature(open_file if variable is None else OPENERS[kind]).parameters.keys() - _OWN
+    if unknown := sorted(how.keys() - taken):
+        raise TypeError(
+            f"kvjax: import_checkpoint: want of from_{kind}'s arguments {sorted(taken)}, got {unknown}; "
+            f"{meant(unknown[0], taken)}leave out what it does not take"
+        )
     reading = fetched(given, "import_checkpoint") if variable is None else contextlib.nullcontext(given)
     with reading as file:
         incoming: Incoming = opened(file, **how)

@@ -38,7 +38,7 @@ def test_files_of_rows(table, tmp_path, text, kind):
     path = tmp_path / f"user.{kind}"
     getattr(table.export(), f"to_{kind}")(path)
     said = text("get", path, "1")
-    assert f"kvjax: get: want a checkpoint of tables, got {path}, a file of rows; kvjax.convert.from_{kind} " in said
+    assert f"kvjax: get: want a checkpoint of tables, got {path}, rows as {kind}; kvjax.convert.from_{kind} " in said
     assert callable(getattr(kvjax.convert, f"from_{kind}"))
 
 
