@@ -33,15 +33,19 @@ def first_sentence(doc):
 
 
 def members(cls):
-    """The names of methods and properties that are defined by the class, or a private base of it, with docstrings."""
+    """The names of methods and properties that kvjax defines in the class, or in a private base of it, with docs."""
     found = {}
     for base in cls.__mro__:
-        if base is cls or (base.__module__.startswith("kvjax") and base.__name__ not in PUBLIC):
-            own = {name: x for name, x in vars(base).items() if isinstance(x, (property, classmethod, staticmethod))}
-            own |= {name: x for name, x in vars(base).items() if inspect.isfunction(x)}
-            found = {name: inspect.getdoc(getattr(cls, name)) if callable(x) else inspect.getdoc(x)
-                     for name, x in own.items() if name[0] != "_"} | found  # fmt: skip
+        if base is cls or base.__name__ not in PUBLIC:
+            found = {name: doc for name, x in vars(base).items() if name[0] != "_" and (doc := doc_of(x))} | found
     return sorted(found.items())
+
+
+def doc_of(member):
+    """The docstring of a method or property of kvjax's."""
+    function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+    is_ours = inspect.isfunction(function) and function.__module__.startswith("kvjax")
+    return inspect.getdoc(function) if is_ours else None
 
 
 PUBLIC = {name for module in MODULES for name in importlib.import_module(module).__all__}
