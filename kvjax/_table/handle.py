@@ -325,7 +325,7 @@ def check_one_version(table: Handle, op: str) -> None:
         raise fail(
             ValueError, table.name, op, "a handle of one version",
             "one through which rows are only read, of table.live() or of a function that kvjax.export traces",
-            "table.refresh() gives one; what is exported only reads",
+            "between two writes table.refresh() gives one; what is exported only reads",
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import yaml
 from flax.core.scope import LazyRng
 
@@ -22,6 +23,7 @@ from kvjax._values.arrays import ArrayLike
 from kvjax._values.combiners import Combiner
 from kvjax._values.errors import fail
 from kvjax.flax._common import LayerOptions, checked, feature_of, learns_default, resolve_table
+from kvjax.initializers import from_pool
 
 # So that ``nn.Module.tabulate``, which prints parameters and inputs as YAML, can show them.
 for _shown in (Table, Keys):
@@ -30,6 +32,12 @@ for _shown in (Table, Keys):
 
 class _TableModule(LayerOptions, nn.Module):
     """A module with a table in ``params``."""
+
+    def __post_init__(self) -> None:
+        given = self.initializer
+        if isinstance(given, (np.ndarray, jax.Array)) and given.dtype != bool:  # which has no hash, as modules must
+            self.initializer = from_pool(given) if given.ndim else float(given)
+        super().__post_init__()
 
     def _table(self) -> Readable:
         op, scope = type(self).__name__, self.scope

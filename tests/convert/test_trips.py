@@ -111,6 +111,18 @@ def test_loads_cut_no_numbers(make):
     assert finished(table.lookup([1])).tolist() == [[1.0]]
 
 
+def test_slots_come_in_the_order_of_the_optimizer(make, promotion):
+    table, adam = make(1), optax.adam(0.1)
+    grads = kvjax.SparseRows(kvjax.keys([1, 2]), jnp.ones((2, 1)))
+    table, _ = table.apply(adam, grads)
+    rows = table.export(slots=True)
+    other = dataclasses.replace(rows, slots=dict(sorted(rows.slots.items(), reverse=True)))
+    assert list(other.slots) != list(rows.slots)
+    want, _ = table.copy("want").apply(adam, grads)
+    table, _ = table.load(other).apply(adam, grads)
+    np.testing.assert_array_equal(table.lookup([1, 2]), want.lookup([1, 2]))
+
+
 def test_a_folder_of_files_is_read_as_one(format, make, tmp_path):
     """As Spark writes them, empty ones too, or the processes of a sharded table."""
     table = train(make(2, key_dtype="int32"), [1, 2, 3, 4])

@@ -56,3 +56,12 @@ def test_unknown_options_are_refused_by_the_name_of_the_layer(layer):
 def test_every_option_is_documented():
     for text in (kvjax.get_table.__doc__, kvjax.flax.Embed.__doc__):
         assert [name for name in OPTIONS if f"{name}:" not in text] == []
+
+
+def test_a_layer_with_an_array_as_initializer_can_be_hashed():
+    for array, row in ((np.ones((3, 2)), [1.0, 1.0]), (jnp.array([3.0, 4.0]), [3.0, 4.0]), (jnp.array(2.0), [2.0] * 2)):
+        layer = kvjax.flax.Embed("hashed", 2, seed=0, initializer=array)
+        assert hash(layer) == hash(kvjax.flax.Embed("hashed", 2, seed=0, initializer=array))
+        rows = jax.jit(lambda layer, keys: layer.init_with_output(jax.random.key(0), keys)[0], static_argnums=0)
+        assert rows(layer, kvjax.keys([7])).tolist() == [row]
+        kvjax.drop_table("hashed")
