@@ -35,8 +35,8 @@ def part_names(name: str, parts: int) -> list[str]:
 def write(
     prefix: str | os.PathLike[str], name: str, source: Source, slots: Mapping[str, str], parts: int
 ) -> tuple[str, ...]:
-    """Writes a variable. Beside pieces of rows it takes 16 bytes of memory for each, and while it is written as much of
-    the disk as the rows have.
+    """Writes a variable. Beside pieces of rows it takes 16 bytes of memory for each, with slots 32, and while it is
+    written as much of the disk as the rows have.
 
     Args:
       prefix: of the files.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,8 @@ def _arrow(arrow: Any, array: np.ndarray) -> Any:
 def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[str, str]]:
     """The columns of a file, lists of equally many numbers as rows, and what `write` was told of them.
 
-    They are read when they are asked for, a row group at a time.
+    They are read when they are asked for, a row group at a time; meanwhile the file is not open, as it may be one of
+    many.
 
     Raises:
       FileError: it is no such file, not what `write` has written, or has a null or lists of several lengths; so does
@@ -65,9 +66,10 @@ def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[st
     """
     parquet = needed("pyarrow.parquet", "reading Parquet", "parquet")
     try:
-        file = parquet.ParquetFile(os.fspath(path), page_checksum_verification=True)
-        schema, rows = file.schema_arrow, file.metadata.num_rows
-        ends = np.cumsum([file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)], dtype=np.int64)
+        with parquet.ParquetFile(os.fspath(path)) as file:
+            schema, footer = file.schema_arrow, file.metadata
+        rows = footer.num_rows
+        ends = np.cumsum([footer.row_group(i).num_rows for i in range(footer.num_row_groups)], dtype=np.int64)
         if rows != (ends[-1] if len(ends) else 0):
             raise ValueError(f"{rows} rows, and row groups that end with {ends}")
         names = list(schema.names)
@@ -81,8 +83,12 @@ def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[st
     digest = ours.pop(_CRC, None)
     if digest is not None and digest != _digest(schema, rows, ours):
         raise FileError(path, "the columns that were written", "others, by their CRC-32")
+
+    def opened() -> Any:
+        return parquet.ParquetFile(os.fspath(path), metadata=footer, page_checksum_verification=True)
+
     # Columns that nobody asks for may be of anything.
-    return Lazy(names, lambda name: _Groups(path, file, name, ends)), {
+    return Lazy(names, lambda name: _Groups(path, opened, schema, name, ends)), {
         key.removeprefix(_META): value for key, value in ours.items()
     }
 
@@ -92,17 +98,29 @@ def _none(path: str | os.PathLike[str], error: Exception) -> FileError:
 
 
 class _Groups:
-    """A column of a file, of which a row group is in memory at a time."""
+    """A column of a file, of which a row group is in memory at a time, until its last row has been read."""
 
-    def __init__(self, path: str | os.PathLike[str], file: Any, name: str, ends: np.ndarray) -> None:
-        self._path, self._file, self._name, self._ends, self._at = path, file, name, ends, 0
-        empty = file.schema_arrow.empty_table()
-        self._group = self._read(0) if len(ends) else _numpy(path, name, empty.column(name))
-        self.dtype, self.shape = self._group.dtype, (int(ends[-1]) if len(ends) else 0, *self._group.shape[1:])
+    def __init__(
+        self, path: str | os.PathLike[str], opened: Callable[[], Any], schema: Any, name: str, ends: np.ndarray
+    ) -> None:
+        self._path, self._opened, self._name, self._ends = path, opened, name, ends
+        self._at, self._group = -1, np.zeros(0)
+        first = self._first() if len(ends) and ends[-1] else schema.empty_table().column(name)
+        some = _numpy(path, name, first)
+        self.dtype, self.shape = some.dtype, (int(ends[-1]) if len(ends) else 0, *some.shape[1:])
+
+    def _first(self) -> Any:
+        """The column of one row, which says how long lists are."""
+        try:
+            with self._opened() as file:
+                return next(iter(file.iter_batches(1, columns=[self._name]))).column(0)
+        except Exception as error:  # pyarrow's
+            raise _none(self._path, error) from error
 
     def _read(self, group: int) -> np.ndarray:
         try:
-            column = self._file.read_row_group(group, [self._name]).column(self._name)
+            with self._opened() as file:
+                column = file.read_row_group(group, [self._name]).column(self._name)
             rows = int(self._ends[group] - (self._ends[group - 1] if group else 0))
             if len(column) != rows:
                 raise ValueError(f"{len(column)} rows of {self._name!r} in a group of {rows}")
@@ -126,12 +144,14 @@ class _Groups:
             end = min(stop, int(self._ends[group]))
             parts.append(self._group[start - begin : end - begin])
             start = end
+        if stop == self.shape[0]:
+            self._at, self._group = -1, np.zeros(0)
         return np.concatenate(parts)
 
 
 def _numpy(path: str | os.PathLike[str], name: str, column: Any) -> np.ndarray:
     """A column as an array."""
-    column, shape = column.combine_chunks(), (len(column),)
+    column, shape = column.combine_chunks() if hasattr(column, "combine_chunks") else column, (len(column),)
     kind = column.type
     while hasattr(kind, "value_type") and str(kind).startswith(("list", "large_list", "fixed_size_list")):
         if column.null_count:

@@ -122,8 +122,8 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
         slot_types = given.slot_types
     if slot_types is None:
         slot_types = {name: _slot_text(spec, name, array) for name, array in rows.slots.items()}
-        held = dict(spec.host.slots(spec.name, 0))
-        slot_types = held if held == slot_types else slot_types  # in the order of the optimizer, if that is known
+        if slot_types and (held := dict(spec.host.slots(spec.name, 0))) == slot_types:
+            slot_types = held  # in the order of the optimizer
     if isinstance(given, Snapshot):
         admission = {name: np.zeros(0, dtype) for name, dtype in ADMISSION_COLUMNS.items()} | given.admission
     return Loading(Source.of(columns, {}), rows.last_step, dict(slot_types), admission)

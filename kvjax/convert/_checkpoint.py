@@ -54,8 +54,8 @@ def export_checkpoint(
 
     Rows are read in pieces of about 16 MiB, and checked as in a restore. Pruning takes about 24
     bytes for each row of the checkpoint, and 2 for each test; with ``top_k`` or ``keep`` 24 more. DeepRec's layout
-    orders rows differently: it takes 16 bytes of memory for each row, and while the files are written, as much disk
-    space again as they have.
+    orders rows differently: it takes 16 bytes of memory for each row, with slots 32, and while the files are written,
+    as much disk space again as they have.
 
     Args:
       checkpoint: a folder that `kvjax.checkpoint.save` wrote, a step of an Orbax ``CheckpointManager``, or the

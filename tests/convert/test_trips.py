@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import tracemalloc
 import zipfile
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 import kvjax
 from kvjax import convert
 from kvjax._command.main import main
+from kvjax.convert._files import open_file
 from kvjax.serving import FrozenTable
 from tests.support.tables import finished
 
@@ -148,6 +150,24 @@ def test_a_folder_of_files_is_read_as_one(format, make, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(convert.FileError, match=f"or a folder of such, got a folder without any .*{format}"):
         read(format, tmp_path / "none")
+
+
+def test_files_of_a_folder_are_not_all_open_nor_in_memory(tmp_path):
+    """Spark writes hundreds, each a row group."""
+    pytest.importorskip("pyarrow")
+    for i in range(20):
+        keys = np.arange(100) + 100 * i
+        convert.from_dense(np.ones((100, 64), np.float32), keys).rows.to_parquet(tmp_path / f"part-{i:02}.parquet")
+    before = len(os.listdir("/proc/self/fd"))
+    rows = open_file("parquet", tmp_path).rows
+    assert len(os.listdir("/proc/self/fd")) == before
+    parts = rows.read(["keys"], 0, 0)  # which opens the columns
+    tracemalloc.start()
+    for start in range(0, rows.num_rows, 50):
+        parts = rows.read(["keys", "values"], start, start + 50)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert parts["keys"][-1] == 1999 and held < 3 * 100 * 64 * 4  # and not of all twenty
 
 
 def test_columns_and_slots_from_a_shell(tmp_path, capsys):
