@@ -29,13 +29,18 @@ def kept_slots(layout: SlotLayout, held: dict[str, str]) -> list[str]:
     """The slots that the optimizer of a layout goes on with: those of the same name, dtype and shape.
 
     Where a state counts the steps of a row, its other slots are corrected by the count, so it goes on as a whole or
-    not at all: the second moment of rmsprop is none of adam's.
+    not at all: the second moment of rmsprop is none of adam's, and adam's are none of one that counts for all rows.
     """
     same = {name for name, text in layout.type_texts.items() if held.get(name) == text}
     for group in layout.groups.values():
         counts = any(layout.type_texts[name].endswith("int32[]") for name in group)
         if counts and not same.issuperset(group):
             same -= set(group)
+    # A count that all rows share would correct moments of many steps as those of its first ones.
+    counts = {name.rpartition(".")[2] for name, text in held.items() if text == "int32[]"}
+    for part, name in layout.shared:
+        if name in counts:
+            same -= set(layout.groups.get(part, ()))
     return [name for name in layout.names if name in same]
 
 

@@ -72,6 +72,8 @@ def coupling_of(tx: Any, dim: int, kept: Sequence[bool], extra: dict[str, Any] |
             raise other_state(jax.tree.structure(state), jax.tree.structure(out[1]))
         if (before := jax.tree.map(jnp.shape, state)) != (after := jax.tree.map(jnp.shape, out[1])):
             raise other_state(before, after)
+        if cut := [(x, y) for x, y in zip(*map(_dtypes, (state, out[1])), strict=True) if _cuts(x, y)]:
+            raise other_state(*(", ".join(map(str, dtypes)) for dtypes in zip(*cut, strict=True)))
         found = {}
         if not _grows_by_rows(state, jax.eval_shape(tx.init, many)):
             found["the shapes of its state"] = None
@@ -82,6 +84,15 @@ def coupling_of(tx: Any, dim: int, kept: Sequence[bool], extra: dict[str, Any] |
         ]
         return _coupling(init, update, dim, kept, extras, found)
     return None
+
+
+def _dtypes(state: Any) -> list[Any]:
+    return [x.dtype for x in jax.tree.leaves(state)]
+
+
+def _cuts(kept: Any, given: Any) -> bool:
+    """Whether a slot of the first dtype would cut what an update gives, of which dense training keeps all."""
+    return jnp.issubdtype(kept, jnp.integer) and jnp.issubdtype(given, jnp.inexact)
 
 
 def _spreads(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:

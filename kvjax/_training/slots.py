@@ -63,6 +63,13 @@ class SlotLayout:
         return groups
 
     @property
+    def shared(self) -> list[tuple[str, str]]:
+        """Of each leaf that all rows share the part of the state that it is in, and its name there."""
+        flat, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self.treedef, self.is_slot))
+        shared = [path for path, slot in flat if path and not slot]
+        return [(jax.tree_util.keystr(path[:-1]), _short_names([path[-1:]])[0]) for path in shared]
+
+    @property
     def text(self) -> str:
         """The layout as the C++ side reads it."""
         return layout_text(dict(zip(self.names, self.types, strict=True)))

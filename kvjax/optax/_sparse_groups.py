@@ -74,8 +74,8 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
     """Group lasso after an optimizer: rows whose gradients are weaker than the penalty shrink to exactly 0.
 
     After each update of `tx`, the proximal step of the penalty moves a row (the last axis) nearer to 0: each element by
-    `l1`, all by the factor ``1 / (1 + 2 l2)``, and the length of the row by ``sqrt(dim) l21``. These are strengths per
-    step: learning rate times penalty.
+    `l1`, then the length of the row by ``sqrt(dim) l21``, and then all by the factor ``1 / (1 + 2 l2)``. These are
+    strengths per step: learning rate times penalty.
 
     In dense training, rows without a gradient shrink, too. In a table they catch up as with `catch_up`: when they are
     touched next, and when they are read through `caught_up`, through which losses must be differentiated. With `l1` or
@@ -120,14 +120,14 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
     check_known("group_lasso", AT_LEAST_0, l1=l1, l2=l2, l21=l21)
 
     def shrink(rows: Any, steps: Any) -> Any:
-        before = after = k = steps[..., None]
+        taken = k = steps[..., None]
         if l2:  # what the others take in each step weighs as much as the rest of the row does in that step
             k = k * np.float32(math.log1p(2 * l2))
-            before, after = jnp.expm1(k) / np.float32(2 * l2), -jnp.expm1(-k) * np.float32((1 + 2 * l2) / (2 * l2))
+            taken = jnp.expm1(k) / np.float32(2 * l2)
         if l1:
-            rows = soft(rows, before * np.float32(l1))
-        if l2:
-            rows = rows * jnp.exp(-k)
-        return nearer(rows, after * np.float32(l21 * math.sqrt(rows.shape[-1]))) if l21 else rows
+            rows = soft(rows, taken * np.float32(l1))
+        if l21:
+            rows = nearer(rows, taken * np.float32(l21 * math.sqrt(rows.shape[-1])))
+        return rows * jnp.exp(-k) if l2 else rows
 
     return catching_up_of(tx, "group_lasso", replay, shrink)

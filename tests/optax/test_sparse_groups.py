@@ -106,8 +106,8 @@ def test_group_lasso_equals_dense_training(strength, inner, make):
         table, state = step(table, state, kvjax.keys(keys), grads[keys])
         with jax.enable_x64(True):
             updates, dense = inner.update(jnp.asarray(grads, jnp.float64), dense, jnp.asarray(w))
-        w = soft(w + np.asarray(updates), strength.get("l1", 0)) / (1 + 2 * strength.get("l2", 0))
-        w = groups(w, np.sqrt(DIM) * strength.get("l21", 0))
+        w = groups(soft(w + np.asarray(updates), strength.get("l1", 0)), np.sqrt(DIM) * strength.get("l21", 0))
+        w = w / (1 + 2 * strength.get("l2", 0))
     now = caught_up(table, state, tx)
     np.testing.assert_allclose(now.lookup(np.arange(ROWS)), w, atol=3e-6)
     zeros = (w[:-1] == 0).all(1)  # the last has no row
@@ -117,6 +117,13 @@ def test_group_lasso_equals_dense_training(strength, inner, make):
         swept = sweep(table, state, tx)
         assert (np.asarray(swept.export().values) == 0).all(1).sum() == zeros.sum()
     assert check_compatibility(tx, 4).verdict == "equal"
+
+
+def test_group_lasso_is_the_proximal_step(make):
+    """Of 5 it is the least of (w - 5)^2 / 2 + |w| + w^2 / 2."""
+    table, tx = make(1), group_lasso(optax.sgd(1.0), l2=0.5, l21=1.0)
+    table, state = table.apply(tx, kvjax.SparseRows(np.array([0]), jnp.full((1, 1), -5.0)), tx.init(1))
+    np.testing.assert_allclose(caught_up(table, state, tx).lookup(0), [2.0], rtol=1e-6)
 
 
 def test_group_lasso_around_adam(make):
@@ -134,7 +141,7 @@ def test_group_lasso_around_adam(make):
     for grads in gradients(12):
         with jax.enable_x64(True):
             updates, dense = inner.update(jnp.asarray(grads, jnp.float64), dense, jnp.asarray(w))
-        w = groups(soft(w + np.asarray(updates), 1e-3) / (1 + 2e-3), np.sqrt(DIM) * 2e-3)
+        w = groups(soft(w + np.asarray(updates), 1e-3), np.sqrt(DIM) * 2e-3) / (1 + 2e-3)
         table, state = step(table, state, keys, grads, jnp.asarray(grads.any(1), jnp.int32))
     np.testing.assert_allclose(caught_up(table, state, tx).lookup(np.arange(ROWS)), w, atol=1e-5)
 
@@ -149,7 +156,7 @@ def test_several_strengths_at_once(make):
     tx = group_lasso(optax.sgd(0.1), l1=0.01, l2=0.01, l21=0.05)
     table, state = make(DIM, initializer=1.0), tx.init(DIM)
     table, state = table.apply(tx, kvjax.SparseRows(np.array([1]), jnp.zeros((1, DIM))), state)
-    want = groups(np.full((1, DIM), 0.99) / 1.02, 0.05 * np.sqrt(DIM))
+    want = groups(np.full((1, DIM), 0.99), 0.05 * np.sqrt(DIM)) / 1.02
     np.testing.assert_allclose(caught_up(table, state, tx).lookup(np.array([1])), want, rtol=1e-6)
 
 

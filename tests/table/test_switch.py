@@ -89,3 +89,17 @@ def test_over_a_mesh_and_from_a_checkpoint(make, mesh, tmp_path):
     got = table.export(slots=True)
     np.testing.assert_array_equal(got.slots["sum_of_squares"], want.slots["sum_of_squares"])
     trained(table, ftrl)
+
+
+def test_moments_are_not_corrected_by_a_count_of_all_rows(make):
+    """Which begins anew: those of 200 steps would be taken for those of one."""
+    adam = optax.adam(0.1)
+    for other in (kvjax.optax.rowwise(adam, count="global"), kvjax.optax.catch_up(adam)):
+        table = trained(make(1), adam, n=200)
+        before = np.asarray(table.lookup(KEYS))
+        with pytest.warns(UserWarning, match="slots kept none; fresh .*dropped count, mu, nu"):
+            table = table.switch_optimizer(other)
+        grads = kvjax.SparseRows(KEYS, jnp.ones((3, 1)))
+        table, state = table.apply(other, grads, other.init(1))
+        now = table if other.__class__ is kvjax.optax.Rowwise else kvjax.optax.caught_up(table, state, other)
+        np.testing.assert_allclose(before - now.lookup(KEYS), 0.1, rtol=1e-3)

@@ -141,3 +141,10 @@ def test_rows_that_the_jaxpr_keeps_apart_stay_apart(name):
     extra = EXTRA if name == "reduce_on_plateau" or "polyak" in name else {}
     seen = [spread(tx, extra, lambda g, x=x: g.at[1:, 0].multiply(x)) for x in (100.0, np.nan)]
     assert any(seen) == found.updates
+
+
+def test_a_state_that_would_be_cut_is_refused(make):
+    """Dense training goes on with the dtype that an update gives."""
+    tx = optax.GradientTransformation(lambda p: jnp.int32(0), lambda u, s, p=None: (-u / (1 + s), s + jnp.float32(0.5)))
+    with pytest.raises(ValueError, match="whose state always has the same leaves, got int32 and then float32"):
+        make(1).apply(tx, kvjax.SparseRows(np.array([7]), jnp.ones((1, 1))))
