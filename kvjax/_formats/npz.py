@@ -61,7 +61,7 @@ def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, 
     for name in filter(None, meta.pop(_BFLOAT16, "").split(",")):
         if name not in arrays or arrays[name].dtype != np.uint16:
             raise FileError(path, f"the bits of bfloat16 as uint16 in {name!r}", "something else")
-        cast("_Member", arrays[name]).dtype = np.dtype(ml_dtypes.bfloat16)
+        cast("_Member | _ByColumns", arrays[name]).dtype = np.dtype(ml_dtypes.bfloat16)
     return arrays, meta
 
 
@@ -109,9 +109,8 @@ class _Member:
         """The array; in memory, if it is stored by columns, as a transposed one is."""
         if not self._by_columns:
             return self
-        stored = self.shape
-        self.shape = stored[::-1]
-        return np.ascontiguousarray(self[:].T)
+        self.shape = self.shape[::-1]
+        return _ByColumns(self)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.shape[0])
@@ -133,3 +132,26 @@ class _Member:
         except Exception as error:  # as above
             raise _none(self._path, error) from error
         return out.view(self.dtype) if self._stored.isnative else out.astype(self.dtype)
+
+
+class _ByColumns:
+    """An array that is stored by columns: in memory from its first row that is asked for to its last.
+
+    Args:
+      stored: its transpose.
+    """
+
+    def __init__(self, stored: _Member) -> None:
+        self._stored, self.dtype, self.shape = stored, stored.dtype, stored.shape[::-1]
+        self._whole: np.ndarray | None = None
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self.shape[0])
+        if start >= stop:
+            return np.zeros((0, *self.shape[1:]), self.dtype)
+        if self._whole is None:
+            self._whole = self._stored[:].T
+        found = np.ascontiguousarray(self._whole[start:stop]).view(self.dtype)
+        if stop == self.shape[0]:
+            self._whole = None
+        return found

@@ -66,14 +66,16 @@ def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[st
     """
     parquet = needed("pyarrow.parquet", "reading Parquet", "parquet")
     try:
+        found = _identity(path)
         with parquet.ParquetFile(os.fspath(path)) as file:
             schema, footer = file.schema_arrow, file.metadata
+        _check_unreplaced(path, found)
         rows = footer.num_rows
         ends = np.cumsum([footer.row_group(i).num_rows for i in range(footer.num_row_groups)], dtype=np.int64)
         if rows != (ends[-1] if len(ends) else 0):
             raise ValueError(f"{rows} rows, and row groups that end with {ends}")
         names = list(schema.names)
-    except PermissionError:
+    except (FileError, PermissionError):
         raise
     except Exception as error:  # pyarrow's, and what Python makes of names that are no text
         raise _none(path, error) from error
@@ -85,12 +87,29 @@ def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[st
         raise FileError(path, "the columns that were written", "others, by their CRC-32")
 
     def opened() -> Any:
-        return parquet.ParquetFile(os.fspath(path), metadata=footer, page_checksum_verification=True)
+        file = parquet.ParquetFile(os.fspath(path), metadata=footer, page_checksum_verification=True)
+        try:
+            _check_unreplaced(path, found)  # once it is open: what is there now is what was opened
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     # Columns that nobody asks for may be of anything.
     return Lazy(names, lambda name: _Groups(path, opened, schema, name, ends)), {
         key.removeprefix(_META): value for key, value in ours.items()
     }
+
+
+def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    said = os.stat(path)
+    return said.st_dev, said.st_ino, said.st_size, said.st_mtime_ns
+
+
+def _check_unreplaced(path: str | os.PathLike[str], found: tuple[int, ...]) -> None:
+    """Whether the file is the one whose footer was read: another has other rows in its columns."""
+    if _identity(path) != found:
+        raise FileError(path, "the file that was there when it was first read", "another in its place", "read it again")
 
 
 def _none(path: str | os.PathLike[str], error: Exception) -> FileError:
@@ -114,6 +133,8 @@ class _Groups:
         try:
             with self._opened() as file:
                 return next(iter(file.iter_batches(1, columns=[self._name]))).column(0)
+        except FileError:
+            raise
         except Exception as error:  # pyarrow's
             raise _none(self._path, error) from error
 

@@ -133,6 +133,9 @@ class Lazy(Mapping[str, Column]):
             raise KeyError(name)
         return self._opened(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # and opens nothing
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 

@@ -15,6 +15,7 @@ from kvjax._formats.quantise import QuantisationReport, Quantiser
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source
 from kvjax._values.errors import level_of_user
+from kvjax._values.key_width import KEY_DTYPES
 
 SLOT = "slot."
 """What the name of a slot's column begins with."""
@@ -187,9 +188,17 @@ class Exported:
         self, path: str | os.PathLike[str], dtype: Quantised | None, slots: bool
     ) -> tuple[Source, Quantiser | None]:
         columns = {name: array for name, array in self.columns().items() if slots or not name.startswith(SLOT)}
-        meta = {"last_step": str(self.last_step), "key_dtype": self.key_dtype or self.keys.dtype.name}
+        meta = {"last_step": str(self.last_step), "key_dtype": self.fitting_key_dtype}
         source = Source.of(columns, meta)
         return (source, None) if dtype is None else quantised(source, dtype, os.fspath(path))
+
+    @property
+    def fitting_key_dtype(self) -> str:
+        """`key_dtype`, if the keys still have its sign; else theirs."""
+        unsigned, own = self.keys.dtype.kind == "u", self.keys.dtype.name
+        if self.key_dtype is not None and self.key_dtype.startswith("u") == unsigned:
+            return self.key_dtype
+        return own if own in KEY_DTYPES else "uint64" if unsigned else "int64"
 
     def columns(self) -> dict[str, np.ndarray]:
         """Every array of the export by name, slots as "slot.<name>"; each ``(n, ...)``."""

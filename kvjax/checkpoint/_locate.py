@@ -57,28 +57,34 @@ def _located(path: AnyPath, op: str) -> AnyPath:
     if len(found) != 1:
         mend = "give the folder of one, of a step of an Orbax CheckpointManager that has one, or of the manager"
         got = f"{[str(item.relative_to(path)) for item in found]} in {path}"
-        got, mend = (got, mend) if found else _other(path) or (f"none in {path}", mend)
+        got, mend = (got, mend) if found else _other(path, mend) or (f"none in {path}", mend)
         raise CheckpointError(f"kvjax: {op}: want a checkpoint of tables, got {got}; {mend}")
     return found[0]
 
 
-def _other(path: AnyPath) -> tuple[str, str] | None:
-    """What is at a path in the place of a checkpoint, and what reads that; None if it is nothing of kvjax's."""
+def _other(path: AnyPath, mend: str) -> tuple[str, str] | None:
+    """What is at a path in the place of a checkpoint, and what reads that; None if it is nothing that kvjax reads. A
+    folder may have it for another reason, for which there is the usual mend."""
     if not path.exists():
         return f"none in {path}, which is not there", "check the path"
     kind = path.suffix.removeprefix(".")
-    if not path.is_file():
-        kind = next((each for each in FILE_FORMATS if any(path.glob(f"*.{each}"))), "")
-    if kind in FILE_FORMATS:
+    if kind in FILE_FORMATS and path.is_file():
         return f"{path}, rows as {kind}", f"kvjax.convert.from_{kind} reads it, and kvjax convert makes a checkpoint"
-    if isinstance(path, Path) and (path.suffix == ".frozen" or any(path.glob("*.frozen"))):
+    if not isinstance(path, Path):
+        return None
+    if path.suffix == ".frozen" or any(path.glob("*.frozen")):
         return f"{path}, which serving reads", "open it with kvjax.serving, a file with FrozenTable"
-    if isinstance(path, Path) and (any(path.glob("*-keys")) or any(path.glob("*.index"))):
-        read = "kvjax.convert reads them"
-        return f"{path}, files of another system", f"{read}, and kvjax convert --from makes a checkpoint of them"
-    if isinstance(path, Path) and (path / "current").is_file():
+    if (path / "current").is_file():
         return f"{path}, a folder of releases", "kvjax releases shows them, and kvjax.serving.Releases opens them"
+    for ends, what, system in (*((f".{each}", "rows", each) for each in FILE_FORMATS), *_OF_SYSTEMS):
+        if any(path.glob(f"*{ends}")):
+            reads = f"kvjax.convert.from_{system}, and kvjax convert --from {system}"
+            return f"{path}, which has files *{ends}", f"if they are {what}, {reads} read them; else {mend}"
     return None
+
+
+_OF_SYSTEMS = (("-keys", "TFRA's", "tfra"), (".index", "a TensorFlow checkpoint of DeepRec's", "deeprec"))
+"""Of files that other systems write how their names end, whose they are, and what reads them."""
 
 
 def steps_at(path: PathLike) -> Iterator[tuple[int, list[AnyPath]]]:

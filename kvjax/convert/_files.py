@@ -172,6 +172,9 @@ def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None 
             path, "names of columns (None for keys alone, to number the rows)", f"None for {none}", "name them"
         )
     found = {name: arrays[there] for name, there in ours.items() if there is not None}
+    if ours["keys"] is None and path.is_dir():
+        mend = "join them in the order that is meant, or write the keys"
+        raise FileError(path, "one file, whose rows are numbered", "a folder", mend)
     if ours["keys"] is None:
         found["keys"] = _Numbers(found["values"].shape[0] if found["values"].shape else 0)
     scales = found.pop(SCALES, None)
@@ -184,27 +187,19 @@ def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None 
     elif scales is not None:  # of what is no int8
         ours.pop(SCALES)
     left = [f"the column {name!r}" for name in arrays if name not in ours.values()]
-    key_dtype = _key_dtype(path, meta, found["keys"]) if ours["keys"] == "keys" else None
-    return incoming(path, what, found, last_step=_last_step(path, meta), key_dtype=key_dtype, left=left)
+    last_step, key_dtype = _last_step(meta), meta.get("key_dtype")
+    fits = key_dtype in KEY_DTYPES and key_dtype.startswith("u") == (found["keys"].dtype.kind == "u")
+    key_dtype = key_dtype if fits and ours["keys"] == "keys" else None
+    # Other programs may mean something else by these names.
+    said = {"last_step": last_step, "key_dtype": key_dtype}
+    left += [f"{name} of the metadata, {meta[name]!r:.50}" for name in said if name in meta and said[name] is None]
+    return incoming(path, what, found, last_step=last_step, key_dtype=key_dtype, left=left)
 
 
-def _last_step(path: Path, meta: Mapping[str, str]) -> int | None:
-    """What the metadata says of the table's last step; None if it says nothing."""
-    step = meta.get("last_step")
-    if step is None:
-        return None
-    if not step.isdecimal() or int(step) >= 2**63:
-        raise FileError(path, "last_step in the metadata as an integer from 0 to 2**63 - 1", f"{step:.50}")
-    return int(step)
-
-
-def _key_dtype(path: Path, meta: Mapping[str, str], keys: Column) -> str | None:
-    """And of the table's `key_dtype`."""
-    said = meta.get("key_dtype")
-    if said is not None and (said not in KEY_DTYPES or said.startswith("u") != (keys.dtype.kind == "u")):
-        want = f"key_dtype in the metadata as one of {list(KEY_DTYPES)} that fits keys of {keys.dtype}"
-        raise FileError(path, want, f"{said:.50}")
-    return said
+def _last_step(meta: Mapping[str, str]) -> int | None:
+    """What the metadata says of the table's last step; None if it says none that a table can have."""
+    step = meta.get("last_step", "")
+    return int(step) if step.isdecimal() and int(step) < 2**63 else None
 
 
 def _columns(format: str, path: Path) -> tuple[Mapping[str, Column], dict[str, str]]:
@@ -217,13 +212,18 @@ def _columns(format: str, path: Path) -> tuple[Mapping[str, Column], dict[str, s
     files = sorted(file for file in path.glob(f"*.{format}") if not file.name.startswith((".", "_")))
     if not files:
         raise FileError(path, f"{module.WHAT}, or a folder of such", f"a folder without any *.{format}", "give another")
+    if below := next(path.glob(f"*/**/*.{format}"), None):
+        want, mend = "files in one folder", "give the folder that has all, or move them into one"
+        raise FileError(path, want, f"another below, {below.relative_to(path)}", mend)
     for file in files:
         check_regular(file, module.WHAT)
     parts, said = zip(*map(module.columns, files), strict=True)
 
     def joined(name: str) -> Column:
         columns = [part[name] for part in parts]
-        columns = [column for column in columns if column.shape and column.shape[0]] or columns[:1]
+        columns = [column for column in columns if not column.shape or column.shape[0]] or columns[:1]
+        if not all(column.shape for column in columns):
+            return columns[0]  # which is none of rows
         if len(kinds := {(column.dtype, column.shape[1:]) for column in columns}) > 1:
             raise FileError(path, f"one type of {name!r} in all files", f"{sorted(map(str, kinds))}")
         return Concatenated(columns)
@@ -232,7 +232,11 @@ def _columns(format: str, path: Path) -> tuple[Mapping[str, Column], dict[str, s
     if others := sorted({name for part in parts for name in part} - set(names)):
         raise FileError(path, "the same columns in all files", f"{others} in some", "give files of one table")
     meta = {key: value for key, value in said[0].items() if all(each.get(key) == value for each in said)}
-    steps = [_last_step(file, each) for file, each in zip(files, said, strict=True)]
+    if len(kinds := {each["key_dtype"] for each in said if "key_dtype" in each}) > 1:
+        raise FileError(path, "files of one table", f"those of tables of {sorted(kinds)}", "read them one by one")
+    steps = list(map(_last_step, said))
+    for kind in kinds:  # of which there is one, if any
+        meta["key_dtype"] = kind
     if None not in steps:
         meta["last_step"] = str(max(filter(None, steps), default=0))
     return Lazy(names, joined), meta

@@ -143,8 +143,7 @@ def with_contents(
         want, mend = "base= beside a checkpoint", "leave it out"
         raise fail(ValueError, name or default_name, "write", want, type(source).__name__, mend)
     if isinstance(source, Exported):
-        key_dtype = source.key_dtype or ("uint64" if source.keys.dtype.kind == "u" else "int64")
-        return write(_in_memory(name or default_name, source, prune, key_dtype, None, None, None))
+        return write(_in_memory(name or default_name, source, prune, source.fitting_key_dtype, None, None, None))
     if hasattr(source, "spec") and hasattr(source, "export"):
         return write(_of_table(source, name, prune))
     raise fail(

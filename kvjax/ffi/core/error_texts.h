@@ -29,7 +29,9 @@ inline Error VersionError(std::string_view table, std::string_view op, uint32_t 
       "table.refresh(), which has the rows of now (older ones, as a deepcopy would have, are those of "
       "a checkpoint or of Table.copy); a read that must come before a write is ordered by table.after(x). "
       "Where the table was made anew since, by another init or after drop_table, its rows are others: init "
-      "again, outside of jit and nn.jit, and give a second model on this table reuse=True");
+      "again, outside of jit (of a model with nn.jit after kvjax.drop_table), and give a second model on "
+      "this "
+      "table reuse=True");
 }
 
 /// Keys that JAX may have cut, for a table that has longer ones.
