@@ -54,7 +54,7 @@ class MinCount:
     Attributes:
       count: occurrences, 1 <= k < 2**30 - 2; with ``count="batch"`` of the table, steps in which the key occurs.
       unadmitted: what a key without a row reads as: "init" (its initial row), "zeros", or a key, whose row all
-        unadmitted keys share and train. `Table.pin` keeps that row from eviction.
+        unadmitted keys share and train. That row is never evicted.
       max_age: steps of a window: a key is forgotten after at least this many and less than twice as many steps without
         an occurrence. None for never.
       max_waiting: a window ends early if more keys than this would wait, so that at most this many keys, and those of

@@ -211,7 +211,8 @@ def export(
 
     Raises:
       ValueError: the function writes to a table, or closes over a handle of one version, or a table has a mesh.
-      ProgramError: a shape does not fit its array, or a platform cannot read tables.
+      ProgramError: a shape has not the axes of its array, or a platform cannot read tables. What else is wrong with a
+        shape is JAX's ValueError.
 
     Example:
       >>> import jax.numpy as jnp, kvjax, numpy as np

@@ -178,14 +178,14 @@ class Reads(Handle):
         Args:
           name: name of the slot, as in `export` and ``stats().slots``: "sum_of_squares" for ``optax.adagrad``.
           keys: ``(...)``.
-          tx: the optimizer, needed if the table has no slots yet, as in a compiled function whose first `apply` makes
-            them.
+          tx: the optimizer, needed in a compiled function whose first `apply` makes the slots, behind that `apply`.
 
         Returns:
           ``(..., *shape)`` of the slot's dtype; zeros where no optimizer has written it yet.
 
         Raises:
           KeyError: the table has no slot of this name now.
+          RuntimeError, ValueError: the handle is stale, or its slots are not those of `tx`.
 
         Example:
           >>> import kvjax, optax, jax.numpy as jnp, numpy as np

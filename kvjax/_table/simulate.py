@@ -76,7 +76,7 @@ def simulate(
 
     Raises:
       ValueError: a limit, the policy or the share is not possible; or a batch, or the sample of it, has more distinct
-        keys than a limit has rows. (With `admit` that is a JaxRuntimeError of the table, on a GPU a MemoryError.)
+        keys than a limit has rows. (With `admit` that may be a JaxRuntimeError of the table, on a GPU a MemoryError.)
       TypeError: `batches` has something other than keys.
       RuntimeError: a simulation is under way, as there is one at a time in a process.
 

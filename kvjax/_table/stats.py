@@ -80,7 +80,7 @@ class Stats:
     extra_rounds: int
 
     def flat(self) -> dict[str, int | float | str | None]:
-        """All numbers in one level, for loggers: ``{"size": 3, "bytes/values": 2097152, ...}``."""
+        """All numbers in one level, for loggers: ``{"size": 3, "bytes/values": 4096, ...}``."""
         out: dict[str, int | float | str | None] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

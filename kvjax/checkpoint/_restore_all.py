@@ -54,7 +54,7 @@ def restore(
     """Restores tables: all tables of the call, or none if one of them cannot be restored.
 
     A checkpoint has the options of its tables, so a process without tables needs only the path. Your own functions (an
-    initializer, a constraint, a score) are not in it: make such a table first; otherwise the error names the function.
+    initializer, a constraint, a score) are not in it: make such a table first; otherwise the error names the option.
     The contents of a table that exists are replaced, including slots, frequencies and versions, and a handle given here
     may be stale. Any number of shards and processes may have written the checkpoint: a table stays in its place.
 

@@ -57,7 +57,7 @@ class Imported:
 
         Raises:
           ValueError: there is a table of that name, or a table cannot have the dtype of the rows.
-          MemoryError: there are more rows than ``max_capacity``.
+          MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``.
 
         Example:
           >>> import kvjax, numpy as np
@@ -102,7 +102,7 @@ class Imported:
 
         Raises:
           ValueError: the table has another dim or dtype, or cannot hold, with ``cast``, an element of a row.
-          MemoryError: there are more rows than ``max_capacity``.
+          MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``.
 
         Example:
           >>> import kvjax, numpy as np

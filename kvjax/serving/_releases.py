@@ -90,8 +90,8 @@ class Releases:
                         raise self._folder.damaged("refresh", "the files of the current release", str(error)) from error
 
     def history(self) -> list[ReleaseInfo]:
-        """What is known of the available releases, in order of publication. The last one is the current one. If one is
-        damaged, its info says so.
+        """What is known of the available releases, in order of publication. The last one is the current one. If what
+        is known of one is damaged, its info says so; whether its tables and files are there, `open` says.
 
         Raises:
           FrozenError: none has been published.
