@@ -13,7 +13,7 @@ from kvjax._keys.masks import mask_of
 from kvjax._keys.words import integers_of
 from kvjax._sharded import reads
 from kvjax._table import untaped
-from kvjax._table.behind import warn_of_lookup
+from kvjax._table.behind import warn_if_behind, warn_of_lookup
 from kvjax._table.handle import Handle, check_without_a_view, keys_for, version_to_read, wait
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.view import SlotView
@@ -288,6 +288,7 @@ def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup"
             ValueError, table.name, op, "a table whose keys read their own rows", "one with a shared row",
             "admit= with unadmitted='init' or 'zeros'; table.slot(name, keys) reads any slot",
         )  # fmt: skip
+    warn_if_behind(table, op)
     made_by = "averaged" if op == "lookup" else op
     return type(table)(table.given, table.spec, view=SlotView(slot, tuple(types.items()), b1, made_by))
 

@@ -156,6 +156,7 @@ class Writes(Handle):
         """
         keys = keys_for(self, keys, "accum")
         old, new = (given_rows(self, "accum", keys, x, jnp.float32) for x in (old, new))
+        warn_of_write(self, "accum")
         exists = by_value(exists)
         if exists.shape != keys.shape or exists.dtype != jnp.bool_:
             raise fail(

@@ -11,6 +11,7 @@ import numpy as np
 from kvjax._formats import source
 from kvjax._formats.source import Source, offsets_of, row_bytes
 from kvjax._keys.buckets import buckets_of, by_bucket
+from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
 from kvjax._values.exported import ROW_COLUMNS, SLOT
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import overlaid_counts
@@ -87,6 +88,11 @@ class ChainRows:
         parts = [link.between(first, last, list(wanted)) for link in self._links]
         columns = overlaid(parts, wanted)
         return take(columns, by_bucket(columns["keys"])[0]) if len(parts) > 1 else columns
+
+    def warn_if_behind(self, op: str) -> None:
+        """Says that a call takes rows as they were saved, where steps have left some of them out."""
+        if can_be_behind(dict(self.meta["slots"])):
+            warn_if_saved_behind(self.name, op, self.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"]))
 
     def source(self, progress: Callable[[int], object] | None = None) -> Source:
         """The rows as a `Source`, sorted by (bucket, key).

@@ -202,6 +202,8 @@ class _Merged:
         self._read = tables if ancestor is None else [ancestor, *tables]
         for table in self._read:
             table.check_sizes()
+        for table in tables:
+            table.warn_if_behind("merge")
         with_slots = [table for table in tables if table.meta["slots"]]
         self._whole = (with_slots or tables)[0]
         self._check_alike(with_slots)

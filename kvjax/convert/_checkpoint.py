@@ -103,6 +103,7 @@ def export_checkpoint(
     def body(chain: Chain) -> ExportReport:
         rows = ChainRows(chain, only_table(chain, table))
         rows.check_sizes()
+        rows.warn_if_behind("export")
         rule = None if prune is None else rule_for(prune, rows.name, rows.meta["key_dtype"], rows.shared_key)
         return _export(rows.name, rows.source(progress), path, kind, quantise, slots, rule, partitions)
 

@@ -212,18 +212,15 @@ def _name_in(chain: Chain, folder: AnyPath, name: str | None) -> str:
 def of_chain(chain: Chain, name: str, prune: PruneLike | None = None) -> Contents:
     """What a table of a checkpoint holds, pruned; its rows are read as they are asked for."""
     from kvjax._keys.buckets import buckets_of
-    from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
     from kvjax._values.exported import ROW_COLUMNS
     from kvjax._values.prune import rule_for
     from kvjax.checkpoint import ChainRows
     from kvjax.checkpoint._prune import kept
-    from kvjax.ffi import host
 
     saved = ChainRows(chain, name)
     saved.check_sizes()
     meta, rows = saved.meta, saved.source().only(list(ROW_COLUMNS))
-    if can_be_behind(dict(meta["slots"])):
-        warn_if_saved_behind(name, "write", saved.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"]))
+    saved.warn_if_behind("write")
     missing, initial, pool = unseen(saved)
     moved = _decays(initial_row(initial, pool, 1, meta["dim"]), meta["slots"])
     if not isinstance(missing, str):

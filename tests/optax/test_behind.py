@@ -43,9 +43,16 @@ def test_rows_that_are_behind_are_said_to_be(make, tmp_path):
         "save": lambda t: kvjax.checkpoint.save(tmp_path / "some", {"t": t}, prune=kvjax.Prune(min_frequency=1)),
         "restore": lambda t: kvjax.checkpoint.restore(tmp_path / "behind", {"t": again}, slots=False),
         "write": lambda t: kvjax.serving.FrozenTable.write(tmp_path / "frozen", tmp_path / "behind"),
+        "prune": lambda t: kvjax.checkpoint.prune(tmp_path / "behind", None, kvjax.Prune(min_norm=1.0)),
+        "merge": lambda t: kvjax.checkpoint.merge([tmp_path / "behind"], tmp_path / "merged"),
+        "export ": lambda t: kvjax.convert.export_checkpoint(tmp_path / "behind", tmp_path / "out.npz", slots=True),
+        "lookup": lambda t: t.lookup([7], slot="trace"),
     }.items():
-        with pytest.warns(UserWarning, match=f"{op}: it reads rows as they are stored, .*(sweep|save what)"):
+        with pytest.warns(UserWarning, match=f"{op.strip()}: it reads rows as they are stored, .*(sweep|save what)"):
             read(table)
+    with pytest.warns(UserWarning, match="accum: it writes rows as they are stored"):
+        table.accum([9], jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.zeros(1, bool))
+    table = table.refresh().remove([9])
     with pytest.raises(ValueError, match=r"switch_optimizer: want rows of now, got some that are behind \(1 of 2"):
         table.switch_optimizer(optax.sgd(1.0))
     with pytest.warns(UserWarning, match="evict: it reads"):
