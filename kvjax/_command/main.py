@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -204,8 +205,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 1 if what was looked at is not as it should be, 2 for an error, or 130 after Ctrl-C.
     """
-    with prepared():
-        return _run(parser().parse_args(argv))
+    with prepared(), warnings.catch_warnings():
+        args = parser().parse_args(argv)
+        # Without the line of Python that was met, which is no user's.
+        warnings.showwarning = lambda text, *_: print(f"warning: {as_said(str(text), args)}", file=sys.stderr)
+        return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:

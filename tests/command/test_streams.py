@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +79,14 @@ def test_output_for_programs(capsys):
     assert found["b"][4]["top_k"] == 1
     script = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]["kvjax"]
     assert script == f"{main.__module__}:{main.__name__}"
+
+
+def test_warnings_are_one_line_of_no_source(monkeypatch, capsys):
+    def run(_):
+        warnings.simplefilter("default")
+        warnings.warn("kvjax: table 't', prune: give table= or not", stacklevel=1)
+        return 0
+
+    monkeypatch.setattr("kvjax._command.top.run", run)
+    assert main(["top", "checkpoint"]) == 0
+    assert capsys.readouterr().err == "warning: kvjax: table 't', prune: give --table or not\n"
