@@ -274,7 +274,10 @@ def _of_rows(where: str, tx: Any) -> Rowwise:
 
 
 def _is_function(tables: Any) -> bool:
-    return callable(tables) and not hasattr(tables, "update")  # a transform may be an object that is callable, too
+    """Whether these are a function of the name. A transform may be an object that is callable, too; and optax's own
+    functions make transforms, of a rate and no name."""
+    of_optax = (getattr(tables, "__module__", None) or "").split(".")[0] == "optax"
+    return callable(tables) and not hasattr(tables, "update") and not of_optax
 
 
 def chooser(tables: Any) -> Callable[[str], Rowwise]:

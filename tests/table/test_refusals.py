@@ -24,6 +24,10 @@ WRONG = {
         lambda t: kvjax.optax.partition(SGD, "x").init({"t": t}),
         "partition, tables: want an optax transform, got 'x'",
     ),
+    "a function of optax": (
+        lambda t: kvjax.optax.partition(SGD, optax.adam),
+        "partition, tables: want an optax transform, got <function adam",
+    ),
     "a function of names": (
         lambda t: kvjax.optax.partition(SGD, lambda name: None).init({"t": t}),
         "table 'table[0-9]+', partition: want an optax transform, got None",
