@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvjax._values.errors import fail
+
 Score = Callable[[Any], Any]
 
 
@@ -163,3 +165,13 @@ class Process:
 
 PROCESS = Process()
 os.register_at_fork(after_in_child=PROCESS.after_fork)
+
+
+def check_process(name: str, op: str) -> None:
+    """Whether this is the process of the tables. Asked before JAX is, which would wait for ever in a forked one."""
+    if PROCESS.forked:
+        raise fail(
+            RuntimeError, name, op, "the process that made it", "a forked one",
+            "tables and JAX stay behind in the parent: make kvjax.keys in the workers of a loader and look them up "
+            "outside, or start workers by multiprocessing's 'spawn'",
+        )  # fmt: skip

@@ -25,7 +25,8 @@ from kvjax._lookup.taps import Site, Tape, words_of
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
 from kvjax._spmd.explicit import as_auto, sharding_of
-from kvjax._table.handle import check_one_version, check_without_a_view, with_tape
+from kvjax._table.checks import check_one_version, check_without_a_view
+from kvjax._table.handle import with_tape
 from kvjax._table.table import Table, is_table
 from kvjax._table.untaped import untaped
 from kvjax._values.arrays import PyTree, one_program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvjax._keys.keys import KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._sharded import reads
-from kvjax._table.handle import keys_for, version_to_write
+from kvjax._table.checks import keys_for, version_to_write
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike

@@ -12,7 +12,7 @@ from kvjax._keys.keys import Keys
 from kvjax._keys.masks import mask_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table import reads
-from kvjax._table.handle import keys_for
+from kvjax._table.checks import keys_for
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Query
 from kvjax._table.table import Table

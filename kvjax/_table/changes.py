@@ -9,7 +9,8 @@ import numpy as np
 
 from kvjax._keys.buckets import by_bucket
 from kvjax._table import contents
-from kvjax._table.handle import Handle, version_on_host
+from kvjax._table.checks import version_on_host
+from kvjax._table.handle import Handle
 from kvjax._values.errors import fail
 from kvjax._values.snapshot import Snapshot, from_native
 

@@ -14,16 +14,15 @@ from kvjax._sharded import following
 from kvjax._sharded.mesh import elements
 from kvjax._table import at_exit
 from kvjax._table.behind import warn_if_behind
-from kvjax._table.handle import (
-    Handle,
+from kvjax._table.checks import (
     check_on_host,
     check_one_version,
     check_outside_a_loss,
     check_spec,
     check_without_a_view,
-    live_version,
     version_to_read,
 )
+from kvjax._table.handle import Handle, live_version
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from kvjax._formats.source import row_bytes
 from kvjax._spec.spec import TableSpec
-from kvjax._table.handle import Handle, version_on_host
+from kvjax._table.checks import version_on_host
+from kvjax._table.handle import Handle
 from kvjax._values.exported import slot_column
 from kvjax._values.snapshot import ADMISSION_COLUMNS, column_types, joined_admission
 from kvjax.storage import External

@@ -8,10 +8,9 @@ from typing import Any
 
 import jax
 
-from kvjax._process import PROCESS
+from kvjax._process import PROCESS, check_process
 from kvjax._spec.spec import TableSpec
 from kvjax._table.at_exit import forget, wait_for_programs
-from kvjax._table.handle import check_process
 from kvjax._values.errors import fail, meant
 from kvjax.ffi import forget_failures, set_process
 from kvjax.storage import Mmap

@@ -15,8 +15,9 @@ from kvjax._sharded.processes import allgather, together
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
 from kvjax._table.behind import OneStepCheck, note_loaded
+from kvjax._table.checks import version_on_host
 from kvjax._table.contents import check_capacity, sum_of_hashes
-from kvjax._table.handle import Handle, version_leaf, version_on_host
+from kvjax._table.handle import Handle, version_leaf
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.exported import SLOT, Exported

@@ -15,7 +15,8 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_backend
 from kvjax._table import contents, lifetime, loads
 from kvjax._table.behind import may_be_behind, note_loaded, note_moved
-from kvjax._table.handle import Handle, check_spec, live_version, version_on_host
+from kvjax._table.checks import check_spec, version_on_host
+from kvjax._table.handle import Handle, live_version
 from kvjax._values.snapshot import Snapshot
 
 

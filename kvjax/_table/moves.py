@@ -9,8 +9,9 @@ from kvjax._process import PROCESS
 from kvjax._sharded.processes import together
 from kvjax._spec.unsupported import check_backend
 from kvjax._table import lifetime
+from kvjax._table.checks import check_on_host
 from kvjax._table.contents import copied
-from kvjax._table.handle import check_on_host, live_version
+from kvjax._table.handle import live_version
 from kvjax._table.loads import checked, load
 from kvjax._table.move import move
 from kvjax._table.whole import Whole

@@ -14,7 +14,8 @@ from kvjax._keys.words import integers_of
 from kvjax._sharded import reads
 from kvjax._table import untaped
 from kvjax._table.behind import warn_if_behind, warn_of_lookup
-from kvjax._table.handle import Handle, check_without_a_view, keys_for, version_to_read, wait
+from kvjax._table.checks import check_without_a_view, keys_for, version_to_read
+from kvjax._table.handle import Handle, wait
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.view import SlotView
 from kvjax._training.refusals import of_table

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from kvjax import storage
-from kvjax._process import PROCESS
+from kvjax._process import PROCESS, check_process
 from kvjax._spec.options import Options
 from kvjax._spec.placement import Placement
 from kvjax._spec.sharding import Sharding, placement_of
@@ -16,7 +16,6 @@ from kvjax._spec.signature import takes
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_backend
 from kvjax._table import lifetime
-from kvjax._table.handle import check_process
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.table import Replaced, Table, live
 from kvjax._values.errors import fail, meant

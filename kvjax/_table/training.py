@@ -15,7 +15,8 @@ from kvjax._keys.steps import step_words
 from kvjax._ops import order, training
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_together
-from kvjax._table.handle import Handle, after_write, version_to_write
+from kvjax._table.checks import version_to_write
+from kvjax._table.handle import Handle, after_write
 from kvjax._table.refused import watch
 from kvjax._table.table_update import TableUpdate
 from kvjax._table.view import check_can_catch_up

@@ -13,13 +13,8 @@ from kvjax._sharded.processes import together
 from kvjax._sharded.writes import clear
 from kvjax._table import contents, loads
 from kvjax._table.behind import check_none_behind, may_be_behind, warn_if_found_behind
-from kvjax._table.handle import (
-    Handle,
-    check_on_host,
-    version_on_host,
-    version_to_write,
-    wait,
-)
+from kvjax._table.checks import check_on_host, version_on_host, version_to_write
+from kvjax._table.handle import Handle, wait
 from kvjax._table.merges import merged
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.switch import same_slots, switched

@@ -13,8 +13,9 @@ from kvjax._keys.steps import step_words
 from kvjax._sharded import writes
 from kvjax._spec.unsupported import check_evict
 from kvjax._table.behind import warn_if_behind, warn_of_write
+from kvjax._table.checks import keys_for, version_to_write
 from kvjax._table.given_rows import given_rows
-from kvjax._table.handle import Handle, after_write, keys_for, version_to_write
+from kvjax._table.handle import Handle, after_write
 from kvjax._table.reads import Query, lookup
 from kvjax._table.training import check_gradient, train
 from kvjax._training.rowwise import Transform, as_rowwise

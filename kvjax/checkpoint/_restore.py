@@ -19,8 +19,8 @@ from kvjax._spec.placement import described
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table import loads
+from kvjax._table.checks import version_on_host
 from kvjax._table.contents import check_capacity, copied
-from kvjax._table.handle import version_on_host
 from kvjax._table.merges import merged
 from kvjax._table.move import prepare_move
 from kvjax._table.registry import check_same, drop_table, get_or_make

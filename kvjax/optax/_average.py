@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from kvjax._table.handle import check_outside_a_loss
+from kvjax._table.checks import check_outside_a_loss
 from kvjax._table.reads import of_slot
 from kvjax._table.table import Table
 from kvjax._training.rowwise import Rowwise, check_params

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 from jax.core import Tracer
 
-from kvjax._table.handle import check_own
+from kvjax._table.checks import check_own
 from kvjax._table.table import Table, is_table
 from kvjax._table.view import CaughtUpView, check_can_catch_up
 from kvjax._training.catch_up import CatchUpRows as CatchUpRows

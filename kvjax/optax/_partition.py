@@ -13,8 +13,8 @@ import optax
 from kvjax._keys.opaque import opaque
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._keys.steps import MOST_COUNTED, step_words
+from kvjax._process import check_process
 from kvjax._table.commit import CommitState
-from kvjax._table.handle import check_process
 from kvjax._table.table import Table, is_table
 from kvjax._table.table_update import TableUpdate
 from kvjax._table.training import Write, check_gradient, train_all, train_or_refuse

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from optax.contrib import ScheduleFreeState
 
-from kvjax._table.handle import check_outside_a_loss
+from kvjax._table.checks import check_outside_a_loss
 from kvjax._table.reads import of_slot
 from kvjax._table.table import Table, is_table
 from kvjax._training.rowwise import Rowwise

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import kvjax
-from kvjax._table.handle import version_on_host
+from kvjax._table.checks import version_on_host
 from tests.support.marks import few, slow
 from tests.support.tables import AWKWARD, same_rows
 

@@ -1,4 +1,4 @@
-"""What a program says when it ends after a failed write."""
+"""What a program says when it ends: after a failed write, in a fork, and beside threads."""
 
 import subprocess
 import sys
@@ -68,3 +68,30 @@ def test_a_forked_process_waits_for_no_programs():
     """What its parent's give never comes there."""
     program = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=60)
     assert program.stdout == "3 1\n", program
+
+
+BESIDE = """
+import tempfile, threading, time
+import numpy as np, kvjax
+
+table = kvjax.get_table("t", dim=16).upsert(np.arange(20_000), np.ones((20_000, 16), np.float32))
+folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+
+def run():
+    for i in range(10**9):
+        CALL
+
+threading.Thread(target=run, daemon=True).start()
+time.sleep(0.3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_table
+@pytest.mark.parametrize("call", ["kvjax.stats()", "kvjax.checkpoint.save(f'{folder.name}/{i}', [table])"])
+def test_a_daemon_thread_in_a_call_is_no_crash(call):
+    """Python ends such a thread where it asks for the GIL again."""
+    for _ in range(3):
+        program = subprocess.run([sys.executable, "-c", BESIDE.replace("CALL", call)], capture_output=True, text=True)
+        assert program.returncode == 0, program.stderr
+        assert "nanobind" not in program.stderr

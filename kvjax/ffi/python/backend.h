@@ -62,6 +62,7 @@ inline nb::dict FusedToPython() {
 /// `targets` gives the handlers, which another compiler may have compiled.
 template <WholeTable T>
 void BindBackend(nb::module_& m, std::vector<NamedHandler> (*targets)()) {
+  nb::set_leak_warnings(false);  // of what a daemon thread holds that ends with the process
   BindCommon(m);
   m.attr("OPERATIONS") = OperationsToPython();
   m.attr("INSTRUCTIONS") = InstructionsToPython();

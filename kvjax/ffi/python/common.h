@@ -20,6 +20,7 @@
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/handlers/failures.h"
 #include "kvjax/ffi/python/callbacks.h"
+#include "kvjax/ffi/python/without_gil.h"
 
 namespace kvjax {
 
@@ -60,7 +61,7 @@ inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashStrings(const nb::sequen
 }
 
 inline uint64_t Digest(HostArray<uint8_t> data) {
-  const nb::gil_scoped_release release;
+  const WithoutGil others_run;
   return HashBytes(data.data(), data.shape(0), 0);
 }
 

@@ -76,7 +76,7 @@ auto WithMemory(std::string_view name, std::string_view op, Body body) {
 template <class Body>
 auto HostCall(std::string_view name, std::string_view op, Body body) {
   return WithMemory(name, op, [&] {
-    const nb::gil_scoped_release release;
+    const WithoutGil others_run;
     return body();
   });
 }
