@@ -135,14 +135,16 @@ def check_one_version(table: Handle, op: str) -> None:
         )  # fmt: skip
 
 
-def check_without_a_view(table: Handle, op: str) -> None:
-    """Whether a call that writes has a handle of what is stored."""
+def check_without_a_view(table: Handle, op: str, instead: str = "") -> None:
+    """Whether a call that writes, or reads what is stored, has a handle of that; `instead` may say what else to do."""
     if table.view is not None:
         made_by = table.view.made_by
-        sweep = "; where rows must be those of now, kvjax.optax.sweep writes them" if made_by == "caught_up" else ""
+        instead = f"; {instead}" if instead else ""
+        if made_by == "caught_up":
+            instead += "; where rows must be those of now, kvjax.optax.sweep writes them"
         raise fail(
             ValueError, table.name, op, "the handle itself", f"what kvjax.optax.{made_by} gives, which only reads",
-            f"give the parameters from before {made_by}{sweep}",
+            f"give the parameters from before {made_by}{instead}",
         )  # fmt: skip
 
 

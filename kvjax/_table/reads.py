@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import jax
@@ -17,7 +18,7 @@ from kvjax._table.behind import warn_if_behind, warn_of_lookup
 from kvjax._table.checks import check_without_a_view, keys_for, version_to_read
 from kvjax._table.handle import Handle, wait
 from kvjax._table.prefetched import Prefetched
-from kvjax._table.view import SlotView
+from kvjax._table.view import CaughtUpView, SlotView
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike, one_program, uncut
@@ -196,7 +197,7 @@ class Reads(Handle):
           [1.0, 1.0]
           >>> kvjax.drop_table("doc_slot")
         """
-        check_without_a_view(self, "slot")
+        check_without_a_view(self, "slot", "lookup(keys, slot=name) reads a slot of the row's width through it")
         version, keys = version_to_read(self, "slot"), keys_for(self, keys, "slot")
         of = _slot_types(self, "slot", name, tx, "slot(name, keys, tx)")[name]
         return reads.read_slot(self.spec, name, version, keys, of.dtype, of.shape)
@@ -277,8 +278,11 @@ def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup"
       op: for errors.
       b1: see `SlotView`.
     """
-    check_without_a_view(table, op)
-    types = _slot_types(table, op, slot, tx, "kvjax.optax.averaged(params, tx)")
+    now = table.view if isinstance(table.view, CaughtUpView) and table.view.slot is None and b1 is None else None
+    if now is None:
+        check_without_a_view(table, op)
+        warn_if_behind(table, op)
+    types = _slot_types(table, op, slot, tx if now is None else now.rowwise, "kvjax.optax.averaged(params, tx)")
     if types[slot].shape != (table.dim,):
         raise fail(
             ValueError, table.name, op, f"a slot of rows ({table.dim},)", f"{slot!r}, {types[slot].shape}",
@@ -289,8 +293,10 @@ def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup"
             ValueError, table.name, op, "a table whose keys read their own rows", "one with a shared row",
             "admit= with unadmitted='init' or 'zeros'; table.slot(name, keys) reads any slot",
         )  # fmt: skip
-    warn_if_behind(table, op)
     made_by = "averaged" if op == "lookup" else op
+    if now is not None:
+        view = dataclasses.replace(now, slot=slot, made_by=made_by, trains=False)
+        return type(table)(table.given, table.spec, view=view)
     return type(table)(table.given, table.spec, view=SlotView(slot, tuple(types.items()), b1, made_by))
 
 

@@ -119,10 +119,12 @@ class CaughtUpView:
     Attributes:
       rowwise: the transform.
       globals_: what it keeps for all rows together.
+      slot: name of the slot that is read in the place of rows; None for rows.
     """
 
     rowwise: CatchUp = dataclasses.field(metadata={"static": True})
     globals_: tuple[jax.Array, ...]
+    slot: str | None = dataclasses.field(default=None, metadata={"static": True})
     made_by: str = dataclasses.field(default="caught_up", metadata={"static": True})
     trains: bool = dataclasses.field(default=True, metadata={"static": True})
 
@@ -137,7 +139,8 @@ class CaughtUpView:
         now = caught_up_row(self.rowwise, spec.dim)
         for _ in keys.shape:
             now = jax.vmap(now, in_axes=(0, 0, None))
-        return now(stored.astype(jnp.float32), list(slots.values()), self.globals_)[0].astype(spec.row_dtype)
+        row, kept = now(stored.astype(jnp.float32), list(slots.values()), self.globals_)
+        return (row if self.slot is None else kept[layout.names.index(self.slot)]).astype(spec.row_dtype)
 
     def snapshot(self, spec: TableSpec, stored: Snapshot, slots: bool) -> Snapshot:
         """See `View`; all rows then have slots."""
@@ -160,7 +163,8 @@ class CaughtUpView:
             given = [old[name][at] for name in layout.names]
             value, made = now(rows.values[at].astype(np.float32), given, self.globals_)
             size = some.stop - some.start
-            values[some] = np.asarray(value)[:size].astype(values.dtype)
+            read = value if self.slot is None else made[layout.names.index(self.slot)]
+            values[some] = np.asarray(read)[:size].astype(values.dtype)
             for name, x in zip(layout.names, made, strict=True):
                 new[name][some] = np.asarray(x)[:size]
         kept = {"slots": new, "has_slots": np.ones(n, bool)} if slots else {"slots": {}}

@@ -34,7 +34,8 @@ def ema_rows(decay: float) -> optax.GradientTransformation:
     """Keeps an exponential moving average of parameters, and changes no update: put it last in a chain.
 
     The average starts at the parameters: ``average = decay * average + (1 - decay) * parameters`` after every step. In
-    tables, a row that a batch leaves out does not move, nor does its average. The average does not contain what a
+    tables, a row that a batch leaves out does not move, nor does its average, unless `catch_up` with ``replay=`` is
+    around the chain. The average does not contain what a
     table's ``constraint=`` or rounding changes after the update.
 
     Args:
@@ -78,7 +79,7 @@ def averaged(params: T, tx: TableTx) -> T:
     """Parameters whose tables read the averages that `ema_rows` keeps, for evaluation and export. Nothing is written.
 
     Args:
-      params: a tree that holds tables, or a `Table`.
+      params: a tree that holds tables, or a `Table`; of tables that `catch_up` trains, what `caught_up` returns.
       tx: the ``tables=`` of `partition`, or the transform of `Table.apply`. Tables whose transform has no `ema_rows`
         stay as they are, and so do dense parameters.
 

@@ -203,7 +203,8 @@ def _state_of(table: Table, params: Any, state: Any) -> Any:
     if held is None:
         raise fail(
             ValueError, table.name, "caught_up", "the state of kvjax.optax.partition in the optimizer's", "none for it",
-            "give the state that belongs to the parameters",
+            "give the state that belongs to the parameters; a table that had another name finds its part in "
+            "kvjax.optax.rename_tables(state, {old: new})",
         )  # fmt: skip
     return held
 

@@ -122,3 +122,41 @@ def test_what_is_wrong_is_said(make):
         averaged(shared, TX)
     with pytest.raises(ValueError, match="ema_rows: want update"):
         ema_rows(0.5).update(jnp.ones(1), ema_rows(0.5).init(jnp.ones(1)))
+
+
+def test_averages_of_rows_that_are_behind_are_those_of_dense_training(make):
+    """A momentum encoder: read in a loss, by a whole model, and exported."""
+    made = optax.chain(optax.sgd(0.1, momentum=0.5), ema_rows(0.5))
+    params = {"t": make(2, initializer=1.0), "d": jnp.ones((4, 2))}
+    rows = {params["t"].name: kvjax.optax.catch_up(made, replay=40)}
+    tx, keys = kvjax.optax.partition(dense=made, tables=rows), np.arange(4)
+    state = tx.init(params)
+
+    def loss(params, keys):
+        table = params["t"]
+        return jnp.sum((table.lookup(keys) - 0.5 * table.lookup(keys, slot="ema")) ** 2)
+
+    @jax.jit
+    def step(params, state, keys, at):
+        grads = kvjax.grad(loss)(kvjax.optax.caught_up(params, state, rows), keys)
+        grads["d"] = grads["d"].at[at].add(grads["t"].rows)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for at in ([0, 1], [2, 3], [0, 2], [3, 1], [0, 1], [1, 2]):
+        params, state = step(params, state, kvjax.keys(np.array(at)), jnp.array(at))
+    now = kvjax.optax.caught_up(params, state, rows)
+    want = np.asarray(optax.tree_utils.tree_get(state.dense, "ema")["d"])
+    assert np.abs(want - 1.0).min() > 0.05
+    np.testing.assert_allclose(now["t"].lookup(keys), params["d"], atol=1e-6)
+    seen = averaged(now, rows)["t"]
+    np.testing.assert_allclose(seen.lookup(keys), want, atol=1e-6)
+    np.testing.assert_array_equal(now["t"].lookup(keys, slot="ema"), seen.lookup(keys))
+    exported = seen.export()
+    np.testing.assert_array_equal(exported.values, seen.lookup(exported.keys))
+    with pytest.warns(UserWarning, match="averaged: it reads rows as they are stored"):
+        averaged(params, rows)
+    with pytest.raises(ValueError, match=r"slot: want the handle itself.*lookup\(keys, slot=name\) reads"):
+        now["t"].slot("ema", [1])
+    with pytest.raises(ValueError, match="want the handle itself, got what kvjax"):
+        averaged({"t": seen}, rows)
