@@ -170,8 +170,8 @@ def parser() -> argparse.ArgumentParser:
         help="the meaning of a score of dynamicemb's keys; give one for each score, in their order",
     )
     convert.add_argument("--quantise", choices=QUANTISED, help="store rows in fewer bits")
-    convert.add_argument("--partitions", type=_count, help="number of partitions of DeepRec's variable (default: 1)")
-    convert.add_argument("--dim", type=_count, help="dim of TFRA's or dynamicemb's variable")
+    convert.add_argument("--partitions", type=_positive, help="number of partitions of DeepRec's variable (default: 1)")
+    convert.add_argument("--dim", type=_positive, help="dim of TFRA's or dynamicemb's variable")
     convert.add_argument("--key-dtype", help="key dtype of TFRA's or dynamicemb's variable (default: int64)")
     convert.add_argument(
         "--dtype", help="dtype of TFRA's values (default: float32), or of the table made from another source"
@@ -268,6 +268,12 @@ def _key(text: str) -> int:
         mend = "kvjax.hash_keys makes keys of strings"
         raise argparse.ArgumentTypeError(f"want an integer of at most 64 bits, got {text}; {mend}")
     return key
+
+
+def _positive(text: str) -> int:
+    if not _count(text):
+        raise argparse.ArgumentTypeError(f"want a number from 1, got {text}")
+    return int(text)
 
 
 def _count(text: str) -> int:

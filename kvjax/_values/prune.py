@@ -52,7 +52,7 @@ class PruneReport:
         return self.dropped.norm / self.total.norm if self.total.norm else 0.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Prune:
     """Which rows an export leaves out. A row is kept if it passes every test that is set.
 
@@ -101,6 +101,18 @@ class Prune:
         check_whole(self.keep, "Prune(keep=)")
         if self.keep is not None:
             as_bits(self.keep, "Prune(keep=)")
+
+    def __eq__(self, other: object) -> bool:
+        return self._asked() == other._asked() if isinstance(other, Prune) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._asked())
+
+    def _asked(self) -> tuple[object, ...]:
+        asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.keep is not None:
+            asked["keep"] = np.unique(as_bits(self.keep, "Prune(keep=)")).tobytes()
+        return tuple(asked.values())
 
     def mask(self, rows: Exported) -> np.ndarray:
         """Which rows are kept.

@@ -48,5 +48,6 @@ def in_words(prune: PruneLike) -> str | None:
         elif name == "predicate" and value is not None:
             words.append(f"predicate={name_of(value)}")
         elif value is not None and value is not False:
-            words.append(f"{name}={value if value is True else float(value)}")
+            number = float(value)  # as releases have it that are there, but for what only an integer can say
+            words.append(f"{name}={value if value is True or number != value else number}")
     return ", ".join(words) or None

@@ -74,6 +74,10 @@ def load(saved: Any) -> Any:
             "make the table with kvjax.get_table first and restore into it"
         )
     kind = _RULES.get(str(saved.get("rule")))
-    if kind is None or saved.keys() != {"rule", *(field.name for field in dataclasses.fields(kind))}:
+    fields = {} if kind is None else {field.name: field for field in dataclasses.fields(kind)}
+    if kind is None or saved.keys() - {"rule"} - fields.keys():
         raise ValueError(f"want a rule that this kvjax knows, got {saved!r:.100}; a later kvjax may have written it")
+    for name, field in fields.items():  # one that was not there yet when it was written has its default
+        if name not in saved and field.default is dataclasses.MISSING:
+            raise ValueError(f"want {name} of the rule {saved['rule']}, got {saved!r:.100}; it may be damaged")
     return kind(**{name: load(value) for name, value in saved.items() if name != "rule"})

@@ -12,6 +12,7 @@ import tensorstore as ts
 
 import kvjax
 from kvjax._command.main import main
+from kvjax.checkpoint import _rules
 from tests.golden.reference import BUCKETS, bucket_of
 from tests.support.checkpoints import DAMAGES, IDS, assert_equal, restore, save, trained
 from tests.support.marks import few
@@ -174,3 +175,26 @@ def test_a_table_keeps_an_initializer_of_its_own(make, tmp_path):
     kvjax.drop_table(saved.name)
     with pytest.raises(ValueError, match="want a table that is there beside own_initializer=True"):
         kvjax.checkpoint.restore(tmp_path / "c", own_initializer=True)
+
+
+RULES = [
+    kvjax.admit.MinCount(2), kvjax.admit.Probability(0.5), kvjax.admit.Sketch(2), kvjax.evict.LeastFrequent(),
+    kvjax.evict.LeastRecent(), kvjax.evict.MaxAge(3).every(2), kvjax.evict.MinFrequency(2),
+    kvjax.evict.MinNorm(0.5) | ~kvjax.evict.MaxAge(3), kvjax.constraints.max_norm(1.0),
+    kvjax.constraints.non_negative(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_a_rule_that_was_written_before_it_had_a_field_has_the_default(rule):
+    saved = _rules.dump(rule)
+    assert _rules.load(saved) == rule
+    for field in dataclasses.fields(rule):
+        earlier = {name: value for name, value in saved.items() if name != field.name}
+        if field.default is dataclasses.MISSING:
+            with pytest.raises(ValueError, match=f"want {field.name} of the rule {type(rule).__name__}"):
+                _rules.load(earlier)
+        else:
+            assert _rules.load(earlier) == rule
+    with pytest.raises(ValueError, match="a later kvjax may have written it"):
+        _rules.load(saved | {"more": 1})

@@ -55,6 +55,13 @@ def test_an_option_of_another_command(tmp_path, capsys):
     assert error.value.code == 2 and said.startswith("usage: kvjax get ") and "unrecognized arguments: --stats" in said
 
 
+@pytest.mark.parametrize("option", ["--dim", "--partitions"])
+def test_a_number_of_none_is_none(option, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["convert", str(tmp_path), "out", option, "0"])
+    assert error.value.code == 2 and f"{option}: want a number from 1, got 0" in capsys.readouterr().err
+
+
 def test_what_is_no_folder_hides_no_release(table, tmp_path, capsys):
     releases = Releases(tmp_path)
     for _ in range(3):

@@ -1,5 +1,6 @@
 """Pruning: rules alone and together, pieces like the whole, and a dry run that says what each leaves out."""
 
+import dataclasses
 import re
 import warnings
 
@@ -10,6 +11,7 @@ import pytest
 import kvjax
 from kvjax._values.exported import Exported
 from kvjax._values.prune import norms_of
+from kvjax.checkpoint._prune import in_words
 
 
 def rows_of(n=50, seed=0):
@@ -96,3 +98,19 @@ def test_keys_to_keep_and_numbers_of_rows_are_exact():
     for use in (lambda: table.export(prune=5), lambda: kvjax.Prune(predicate=5)):
         with pytest.raises(TypeError, match=r"want kvjax.Prune, or a function .* got 5"):
             use()
+
+
+OTHERS = {
+    "min_frequency": (2**53, 2**53 + 1), "max_age": (0, 1), "min_norm": (0.5, 1.5), "zero_rows": (False, True),
+    "top_k": (1, 2), "keep": (np.array([1, 2]), [1, 3]), "predicate": (even, rows_of),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(kvjax.Prune)])
+def test_other_rules_are_others(field):
+    """For comparisons, and for the words by which releases and processes know them."""
+    one, other = (kvjax.Prune(**{field: value}) for value in OTHERS[field])
+    again = kvjax.Prune(**{field: OTHERS[field][0]})
+    assert one == again and hash(one) == hash(again) and in_words(one) == in_words(again)
+    assert one != other and in_words(one) != in_words(other)
+    assert kvjax.Prune(keep=[2, 1]) == kvjax.Prune(keep=np.array([1, 2, 2])) and one != "a rule"
