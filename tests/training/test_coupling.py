@@ -7,6 +7,8 @@ import optax
 import pytest
 
 import kvjax
+from kvjax._programs import lower
+from kvjax._training import dependence
 from kvjax._training.coupling import coupling_of
 from kvjax._training.refusals import check_state
 from tests.support.marks import few
@@ -148,3 +150,11 @@ def test_a_state_that_would_be_cut_is_refused(make):
     tx = optax.GradientTransformation(lambda p: jnp.int32(0), lambda u, s, p=None: (-u / (1 + s), s + jnp.float32(0.5)))
     with pytest.raises(ValueError, match="whose state always has the same leaves, got int32 and then float32"):
         make(1).apply(tx, kvjax.SparseRows(np.array([7]), jnp.ones((1, 1))))
+
+
+def test_what_programs_know_by_element_is_known_here():
+    """Or a transform that lowers would be said to mix rows."""
+    names = {name for name in lower._ELEMENTWISE if hasattr(jax.lax, f"{name}_p")}
+    assert len(names) > 40 and names <= dependence._ELEMENTWISE
+    primitives = {name.removesuffix("_p") for name in vars(jax.lax) if name.endswith("_p")}
+    assert {"atan", "asinh", "lgamma"} <= dependence._ELEMENTWISE & primitives
