@@ -82,6 +82,10 @@ class PlannedStep:
     status: jax.Array
 
 
+_BY_OPTAX = jax.transfer_guard("allow")
+"""Around transforms while a program is traced: of numbers they make its constants, which nobody has transferred."""
+
+
 def _tries(spec: TableSpec) -> bool:
     """Whether a step is planned by trying it, so that its end does all of it, with what its rows become if XLA makes
     that: a device's in one place. It holds nothing from call to call, and nobody waits for it."""
@@ -89,6 +93,7 @@ def _tries(spec: TableSpec) -> bool:
 
 
 @PROCESS.blaming()
+@_BY_OPTAX
 def apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
     """The training write of what `check` has let through. Returns the next version and the next globals."""
     way, update, globals_ = _way(spec, rowwise, update, "whole")
@@ -97,6 +102,7 @@ def apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array,
 
 
 @PROCESS.blaming()
+@_BY_OPTAX
 def plan(spec: TableSpec, rowwise: Rowwise, update: Update, unasked: jax.Array | None) -> PlannedStep:
     """The same as far as `end`.
 
@@ -113,6 +119,7 @@ def plan(spec: TableSpec, rowwise: Rowwise, update: Update, unasked: jax.Array |
 
 
 @PROCESS.blaming()
+@_BY_OPTAX
 def end(held: PlannedStep, joint: jax.Array) -> tuple[jax.Array, Any]:
     """Does a planned step, once `joint` exists. Returns the next version and the next globals.
 

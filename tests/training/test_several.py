@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import kvjax
-from tests.support.marks import slow
+from tests.support.marks import few, slow
 from tests.support.tables import same_rows, same_tables
 from tests.training.test_half_way import Fuse
 
@@ -209,3 +209,26 @@ def test_a_transform_sees_no_rows_but_those_of_the_batch(make, promotion):
         table, _ = make(3).apply(tx, kvjax.SparseRows(np.arange(4), jnp.full((4, 3), 2.5)))
     jax.block_until_ready(table)
     assert seen and set(seen[-1].ravel().tolist()) == {2.5}
+
+
+RATES = {"adagrad": optax.adagrad(0.1), "rates": optax.inject_hyperparams(optax.adagrad)(0.1)}
+
+
+@pytest.mark.parametrize("name", few(RATES, "adagrad"))
+def test_a_step_transfers_nothing_of_its_own(name, make):
+    """Not even the one that is traced, in which a transform makes numbers."""
+    params = {"t": make(2), "w": jnp.ones(2)}
+    both = kvjax.optax.partition(dense=optax.sgd(0.1), tables=RATES[name])
+
+    @jax.jit
+    def step(params, state, keys):
+        grads = kvjax.grad(lambda p: jnp.sum(p["t"].lookup(keys) @ p["w"]))(params)
+        updates, state = both.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, state, keys = jax.device_put((params, both.init(params), kvjax.keys(np.array([7, 8]))))
+    with jax.transfer_guard("disallow"):
+        for _ in range(2):
+            params, state = step(params, state, keys)
+        jax.block_until_ready(params)
+    assert len(params["t"]) == 2
