@@ -41,7 +41,8 @@ def version_to_read(table: Handle, op: str) -> jax.Array:
         got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
         raise fail(
             TypeError, table.name, op, "a handle whose version is () uint32", got,
-            "something did arithmetic on the tree that holds it; table.refresh() gives the live handle",
+            "a callback of JAX's has taken it apart, or something did arithmetic on the tree that holds it; "
+            "table.refresh() gives the live handle",
         )  # fmt: skip
     _check_rows(table, op)
     return version
