@@ -12,11 +12,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/index.h"
 #include "kvjax/ffi/core/portable.h"
@@ -39,14 +39,31 @@ struct AdmissionSpec {
   double probability = 1.0;
   uint64_t seed = 0;
 
-  /// Whether keys that are not admitted share a row.
-  [[nodiscard]] KVJAX_HD bool shares() const {
-    return kind != Kind::kEvery && unadmitted == Unadmitted::kShared;
+  static Kind ParseKind(std::string_view text) {
+    if (text == "min_count") return Kind::kMinCount;
+    if (text == "sketch") return Kind::kSketch;
+    if (text == "probability") return Kind::kProbability;
+    throw AdmissionError(text);
   }
+  static Unadmitted ParseUnadmitted(std::string_view text) {
+    if (text == "init") return Unadmitted::kInitial;
+    if (text == "zeros") return Unadmitted::kZeros;
+    if (text == "shared") return Unadmitted::kShared;
+    throw AdmissionError(text);
+  }
+
+  /// Whether there is something to admit.
+  [[nodiscard]] KVJAX_HD bool decides() const { return kind != Kind::kEvery; }
+  /// Whether keys without a row are counted one by one.
+  [[nodiscard]] KVJAX_HD bool counts_keys() const { return kind == Kind::kMinCount; }
+  /// Whether a sketch counts them.
+  [[nodiscard]] KVJAX_HD bool sketches() const { return kind == Kind::kSketch; }
+  /// Whether keys that are not admitted share a row.
+  [[nodiscard]] KVJAX_HD bool shares() const { return decides() && unadmitted == Unadmitted::kShared; }
 
   /// Whether a key without a row gets one, which has occurred `total` times by now.
   [[nodiscard]] KVJAX_HD bool Admits(uint64_t key, uint32_t total) const {
-    if (kind == Kind::kEvery) return true;
+    if (!decides()) return true;
     if (shares() && key == shared_key) return true;
     if (kind != Kind::kProbability) return total >= threshold;
     return static_cast<double>(Mix(key + Mix(seed ^ 0xAD317A11ull)) >> 11) * 0x1p-53 < probability;
@@ -124,14 +141,12 @@ struct AdmissionState {
 class Admission {
  public:
   explicit Admission(const AdmissionSpec& spec) : spec_(spec) {
-    if (spec_.kind == AdmissionSpec::Kind::kSketch) cells_.resize(size_t{kNumBuckets} * spec_.cells);
+    if (spec_.sketches()) cells_.resize(size_t{kNumBuckets} * spec_.cells);
   }
 
   [[nodiscard]] const AdmissionSpec& spec() const { return spec_; }
   [[nodiscard]] bool shares() const { return spec_.shares(); }
-  /// Whether keys without a row are counted one by one.
-  [[nodiscard]] bool counts_keys() const { return spec_.kind == AdmissionSpec::Kind::kMinCount; }
-  /// Those that are.
+  /// How many keys wait, that are counted one by one.
   [[nodiscard]] size_t tracked() const { return waiting_.size(); }
   [[nodiscard]] size_t bytes() const { return waiting_.bytes() + cells_.size() * sizeof(uint16_t); }
 
@@ -161,7 +176,7 @@ class Admission {
       d.admitted[i] = spec_.Enters(keys[i], Count(keys[i]), d.totals[i]);
       waiting += d.admitted[i] == 0;
     }
-    if (spec_.kind == AdmissionSpec::Kind::kMinCount) waiting_.Reserve(waiting_.size() + waiting);
+    if (spec_.counts_keys()) waiting_.Reserve(waiting_.size() + waiting);
     return d;
   }
 
@@ -176,27 +191,21 @@ class Admission {
     for (const uint64_t key : d.forgotten) waiting_.Erase(key);
     window_ = d.window;
     for (size_t i = 0; i < d.admitted.size(); ++i) {
-      switch (spec_.kind) {
-        case AdmissionSpec::Kind::kMinCount:
-          if (d.admitted[i]) {
-            waiting_.Erase(keys[i]);
-          } else if (uint32_t* count = waiting_.Locate(keys[i])) {
-            *count = spec_.Word(d.totals[i], window_);
-          } else {
-            waiting_.Insert(keys[i], spec_.Word(d.totals[i], window_));
-          }
-          break;
-        case AdmissionSpec::Kind::kSketch: {
-          // Conservative update: no cell rises above the estimate. Beyond the threshold nothing is decided.
-          const auto total = static_cast<uint16_t>(std::min(d.totals[i], spec_.threshold));
-          for (int row = 0; row < AdmissionSpec::kRows; ++row) {
-            uint16_t& cell = cells_[spec_.Cell(keys[i], row)];
-            cell = std::max(cell, total);
-          }
-          break;
+      if (spec_.counts_keys()) {
+        if (d.admitted[i]) {
+          waiting_.Erase(keys[i]);
+        } else if (uint32_t* count = waiting_.Locate(keys[i])) {
+          *count = spec_.Word(d.totals[i], window_);
+        } else {
+          waiting_.Insert(keys[i], spec_.Word(d.totals[i], window_));
         }
-        default:
-          break;
+      } else if (spec_.sketches()) {
+        // Conservative update: no cell rises above the estimate. Beyond the threshold nothing is decided.
+        const auto total = static_cast<uint16_t>(std::min(d.totals[i], spec_.threshold));
+        for (int row = 0; row < AdmissionSpec::kRows; ++row) {
+          uint16_t& cell = cells_[spec_.Cell(keys[i], row)];
+          cell = std::max(cell, total);
+        }
       }
     }
   }
@@ -244,7 +253,7 @@ class Admission {
   /// An admission of the same kind with the counts of `state`; what the kind does not keep is left out.
   [[nodiscard]] Admission With(const AdmissionState& state) const {
     Admission next(spec_);
-    if (spec_.kind == AdmissionSpec::Kind::kMinCount) {
+    if (spec_.counts_keys()) {
       next.waiting_.Reserve(state.keys.size());
       for (size_t i = 0; i < state.keys.size(); ++i) {
         const auto key = static_cast<uint64_t>(state.keys[i]);
@@ -260,18 +269,18 @@ class Admission {
   [[nodiscard]] bool ReadsInitial(uint64_t key) const { return spec_.ReadsInitial(key, Count(key)); }
   /// Whether a step changes what keys without a row read as that are not in it.
   [[nodiscard]] bool changes_others() const {
-    const bool alone = spec_.kind != AdmissionSpec::Kind::kSketch && !spec_.forgets();
+    const bool alone = !spec_.sketches() && !spec_.forgets();
     return shares() || (!alone && spec_.unadmitted != AdmissionSpec::Unadmitted::kInitial);
   }
 
  private:
   /// The same after so many halvings, and in a window.
   [[nodiscard]] uint32_t Count(uint64_t key, int halvings, uint32_t window) const {
-    if (spec_.kind == AdmissionSpec::Kind::kMinCount) {
+    if (spec_.counts_keys()) {
       const uint32_t word = waiting_.Find(key);
       return word == kNoRow || !spec_.Stays(word, window) ? 0 : spec_.CountOf(word);
     }
-    if (spec_.kind != AdmissionSpec::Kind::kSketch) return 0;
+    if (!spec_.sketches()) return 0;
     uint16_t least = UINT16_MAX;
     for (int row = 0; row < AdmissionSpec::kRows; ++row)
       least = std::min(least, cells_[spec_.Cell(key, row)]);

@@ -241,7 +241,7 @@ inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t*
 
 /// Remembers for deltas which rows and counts the step is about to change.
 inline void Table::Touch(const ApplyPlan& plan, KeySpan keys) noexcept {
-  const bool counts = in_.admission.counts_keys();
+  const bool counts = spec_.admission.counts_keys();
   in_.Touch(keys, counts ? nullptr : plan.change.found.rows.data());
   in_.Touch({plan.decision.forgotten.data(), plan.decision.forgotten.size()});
   if (plan.shares) in_.Touch({&spec_.admission.shared_key, 1});

@@ -8,7 +8,7 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
                           InitialRows initial, Missing missing, std::byte* out, bool* found,
                           bool own_rows) const {
   const auto lock = Read(version, "lookup", keys, Column::kValues);
-  const auto unadmitted = missing == Missing::kTable && spec_.admission.kind != AdmissionSpec::Kind::kEvery
+  const auto unadmitted = missing == Missing::kTable && spec_.admission.decides()
                               ? spec_.admission.unadmitted
                               : AdmissionSpec::Unadmitted::kInitial;
   const bool given = spec_.initializer.kind == Initializer::Kind::kGiven;

@@ -14,9 +14,6 @@ struct AdmissionView {
   IndexView waiting;  // keys that are counted one by one: words of counts instead of row ids
   uint32_t* sketch;   // two cells to a word
 
-  [[nodiscard]] KVJAX_HD bool counts_keys() const { return spec.kind == AdmissionSpec::Kind::kMinCount; }
-  [[nodiscard]] KVJAX_HD bool sketches() const { return spec.kind == AdmissionSpec::Kind::kSketch; }
-
   /// The least of a key's cells.
   [[nodiscard]] KVJAX_HD uint32_t Estimate(uint64_t key) const {
     uint32_t least = 0xFFFFu;
@@ -29,8 +26,8 @@ struct AdmissionView {
   }
   /// Occurrences of a key without a row, as far as they are counted.
   [[nodiscard]] KVJAX_HD uint32_t Count(uint64_t key) const {
-    if (sketches()) return Estimate(key);
-    const IndexView::Entry* const entry = counts_keys() ? waiting.Locate(key) : nullptr;
+    if (spec.sketches()) return Estimate(key);
+    const IndexView::Entry* const entry = spec.counts_keys() ? waiting.Locate(key) : nullptr;
     return entry == nullptr ? 0 : spec.CountOf(entry->row);
   }
   [[nodiscard]] KVJAX_HD bool ReadsInitial(uint64_t key) const { return spec.ReadsInitial(key, Count(key)); }

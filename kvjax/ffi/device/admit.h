@@ -64,9 +64,9 @@ void DecideKeys(Q& q, CallView call, AdmissionView by, IndexView rows, Gradients
     out.totals[i] = occurrences;
     out.waiting[i] = nullptr;
     if (!valid || rows.Find(key) != kNoRow) return;
-    if (by.counts_keys()) out.waiting[i] = by.waiting.Locate(key);
+    if (by.spec.counts_keys()) out.waiting[i] = by.waiting.Locate(key);
     const uint32_t seen = by.Count(key);
-    const int halvings = by.sketches() ? by.spec.Halvings(control.last_step, control.step) : 0;
+    const int halvings = by.spec.sketches() ? by.spec.Halvings(control.last_step, control.step) : 0;
     const bool stays = out.waiting[i] == nullptr || by.spec.Stays(out.waiting[i]->row, *out.window);
     out.totals[i] = AdmissionSpec::Total(stays ? seen >> halvings : 0, occurrences);
     const bool enters = by.spec.Enters(key, seen, out.totals[i]);
@@ -180,20 +180,20 @@ class Admission {
   Admission() = default;
   /// Throws std::bad_alloc.
   Admission(Q& q, const AdmissionSpec& spec) : spec_(spec) {
-    if (counts_keys()) waiting_ = Index<Q>(q, 0);
-    if (spec_.kind != AdmissionSpec::Kind::kSketch) return;
+    if (spec_.counts_keys()) waiting_ = Index<Q>(q, 0);
+    if (!spec_.sketches()) return;
     sketch_ = Array<Q, uint32_t>(q, size_t{kNumBuckets} * spec_.cells / 2);
     q.Fill(sketch_.data(), 0, sketch_.bytes());
   }
 
   [[nodiscard]] AdmissionView view() const {
-    return {spec_, counts_keys() ? waiting_.view() : IndexView(), sketch_.data()};
+    return {spec_, spec_.counts_keys() ? waiting_.view() : IndexView(), sketch_.data()};
   }
-  /// Whether keys without a row are counted one by one.
-  [[nodiscard]] bool counts_keys() const { return spec_.kind == AdmissionSpec::Kind::kMinCount; }
   /// Slots of such keys that may be in use.
-  [[nodiscard]] size_t capacity() const { return counts_keys() ? waiting_.capacity() : SIZE_MAX; }
-  [[nodiscard]] size_t bytes() const { return (counts_keys() ? waiting_.bytes() : 0) + sketch_.bytes(); }
+  [[nodiscard]] size_t capacity() const { return spec_.counts_keys() ? waiting_.capacity() : SIZE_MAX; }
+  [[nodiscard]] size_t bytes() const {
+    return (spec_.counts_keys() ? waiting_.bytes() : 0) + sketch_.bytes();
+  }
 
   /// Makes the index of waiting keys anew, for `keys` keys; as Contents::Reindex.
   void Reindex(Q& q, Control* control, size_t keys) {
@@ -206,8 +206,8 @@ class Admission {
 
   /// Counts the call that was decided.
   void Commit(Q& q, CallView call, const uint64_t* keys, size_t n, const Decision<Q>& decided) const {
-    if (counts_keys()) CommitWaiting(q, call, view(), keys, n, decided.view());
-    if (spec_.kind == AdmissionSpec::Kind::kSketch) CommitSketch(q, call, view(), keys, n, decided.view());
+    if (spec_.counts_keys()) CommitWaiting(q, call, view(), keys, n, decided.view());
+    if (spec_.sketches()) CommitSketch(q, call, view(), keys, n, decided.view());
   }
 
   /// What a checkpoint keeps; waits.
@@ -215,7 +215,7 @@ class Admission {
     AdmissionState state;
     state.cells.resize(2 * sketch_.size());
     q.Copy(state.cells.data(), sketch_.data(), sketch_.bytes());  // the machine is little-endian: hash.h
-    std::vector<KeyRow> counts(counts_keys() ? control.waiting.Sum() : 0);
+    std::vector<KeyRow> counts(spec_.counts_keys() ? control.waiting.Sum() : 0);
     if (!counts.empty()) {
       Scratch<Q, KeyRow> there(q, counts.size());
       Scratch<Q, uint32_t> n(q, 1);

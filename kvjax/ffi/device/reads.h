@@ -11,7 +11,7 @@ template <class Q>
 void DeviceTable<Q>::Lookup(Q& q, const LookupOperands& o) {
   const Entered entered(*this, q, Op::kLookup, o.version);
   const AdmissionSpec& admission = spec_.admission;
-  const bool decides = o.missing == Missing::kTable && admission.kind != AdmissionSpec::Kind::kEvery &&
+  const bool decides = o.missing == Missing::kTable && admission.decides() &&
                        admission.unadmitted != AdmissionSpec::Unadmitted::kInitial;
   LookupView v{.call = View(Op::kLookup, o.version, o.keys.narrow),
                .in = contents_.view(),

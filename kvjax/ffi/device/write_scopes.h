@@ -56,7 +56,7 @@ struct DeviceTable<Q>::Entering {
       table.EvictForSpace(*this, v, /*plans=*/false);
       EnterNew(q, v, keys.n);
     });
-    if (gradients != nullptr || !table.admission_.counts_keys()) return;
+    if (gradients != nullptr || !table.spec_.admission.counts_keys()) return;
     ForgetWaiting(q, call, table.admission_.view().waiting, keys.data, valid, first.data(), rows.data(),
                   keys.n);
   }
@@ -113,7 +113,7 @@ struct DeviceTable<Q>::Deciding {
   /// sum: (dim,) for the gradient of the shared row, or nullptr if nobody wants that.
   Deciding(DeviceTable& table, Q& q, const StepSpan& step, const GradientsView& gradients, float* sum,
            bool planned = false)
-      : admits(table.spec_.admission.kind != AdmissionSpec::Kind::kEvery),
+      : admits(table.spec_.admission.decides()),
         shares(table.spec_.admission.shares()),
         gradients(gradients),
         all(q, table.spec_.admission, step.keys, {.counts = gradients.counts}),

@@ -38,7 +38,7 @@ void DeviceTable<Q>::Remove(Q& q, const WriteKeysOperands& o) {
   const CallView call = View(Op::kRemove, o.version, o.keys.narrow);
   BeginWrite(q, call);
   EraseKeys(q, call, contents_.view(), o.keys.data, {.mask = o.mask}, o.keys.n);
-  if (admission_.counts_keys())
+  if (spec_.admission.counts_keys())
     ForgetKeys(q, call, admission_.view().waiting, o.keys.data, {.mask = o.mask}, o.keys.n);
   End(q, call, 0, o.next);
 }

@@ -82,23 +82,9 @@ auto HostCall(std::string_view name, std::string_view op, Body body) {
 }
 
 inline AdmissionSpec ParseAdmission(const nb::dict& o) {
-  using Kind = AdmissionSpec::Kind;
-  using Unadmitted = AdmissionSpec::Unadmitted;
-  const std::string kind = ToString(o["kind"]), unadmitted = ToString(o["unadmitted"]);
   AdmissionSpec spec;
-  const auto choose = [&](const std::string& text, auto&& choices) {
-    for (const auto& [word, choice] : choices) {
-      if (text == word) return choice;
-    }
-    throw AdmissionError(text);
-  };
-  spec.kind = choose(kind, std::vector<std::pair<const char*, Kind>>{{"min_count", Kind::kMinCount},
-                                                                     {"sketch", Kind::kSketch},
-                                                                     {"probability", Kind::kProbability}});
-  spec.unadmitted =
-      choose(unadmitted, std::vector<std::pair<const char*, Unadmitted>>{{"init", Unadmitted::kInitial},
-                                                                         {"zeros", Unadmitted::kZeros},
-                                                                         {"shared", Unadmitted::kShared}});
+  spec.kind = AdmissionSpec::ParseKind(ToString(o["kind"]));
+  spec.unadmitted = AdmissionSpec::ParseUnadmitted(ToString(o["unadmitted"]));
   spec.shared_key = static_cast<uint64_t>(nb::cast<int64_t>(o["shared_key"]));
   spec.threshold = nb::cast<uint32_t>(o["threshold"]);
   spec.cells = nb::cast<uint32_t>(o["cells"]);
