@@ -236,7 +236,20 @@ def test_public_names():
         assert dir(module) == sorted(module.__all__), module
 
 
+def lines_of_docstrings(text):
+    """How many lines of a Python file are docstrings."""
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(ast.parse(text)) if isinstance(node, owners)]
+    docs = [body[0] for body in bodies if body and isinstance(body[0], ast.Expr)]
+    return sum(
+        doc.end_lineno - doc.lineno + 1
+        for doc in docs
+        if isinstance(doc.value, ast.Constant) and isinstance(doc.value.value, str)
+    )
+
+
 def test_files_stay_small():
+    """In lines of code and comments: what a docstring says in full makes no file too large."""
     one_idea = {
         "kvjax/ffi/cpu/table.h": 450,
         "tests/cpp/device/failure_test.cc": 420,
@@ -248,8 +261,9 @@ def test_files_stay_small():
     for path in paths:
         name = str(path.relative_to(ROOT))
         if path.suffix in (".py", ".h", ".cc", ".cu", ".cuh") and path.exists():
-            lines = len(path.read_text().splitlines())
-            assert lines <= one_idea.get(name, 400), f"{name} has {lines} lines: is it one idea?"
+            text = path.read_text()
+            lines = len(text.splitlines()) - (lines_of_docstrings(text) if path.suffix == ".py" else 0)
+            assert lines <= one_idea.get(name, 400), f"{name} has {lines} lines without docstrings: is it one idea?"
 
 
 def test_public_docstrings_name_every_argument():
