@@ -31,7 +31,16 @@ Shapes = str | None | Sequence[PyTree]
 
 
 class ProgramError(ValueError):
-    """Bytes that are not an exported program, or arguments that do not fit the program."""
+    """Bytes that are not an exported program, or arguments that do not fit the program.
+
+    Example:
+      >>> import kvjax
+      >>> try:
+      ...     kvjax.Program.deserialize(b"something else")
+      ... except kvjax.ProgramError as error:
+      ...     print(str(error).split(",")[0])
+      kvjax: program
+    """
 
 
 class Program:
@@ -45,6 +54,18 @@ class Program:
       inputs: path and type of each array among the arguments, "0/params/kernel" and "float32[b,3]".
       platforms: on which it runs.
       exported: the ``jax.export.Exported``, whose arguments are the arrays of `inputs`.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_program", dim=2).upsert([7], [[1.0, 2.0]])
+      >>> def read(table, keys):
+      ...     return table.lookup(keys)
+      >>> program = kvjax.export(read, table, kvjax.keys([7]), shapes=(None, "b, ..."))
+      >>> program.inputs
+      {'1/0': 'uint32[b,2]'}
+      >>> program(None, kvjax.keys([7, 8])).tolist()
+      [[1.0, 2.0], [0.0, 0.0]]
+      >>> kvjax.drop_table("doc_program")
     """
 
     def __init__(
@@ -111,6 +132,14 @@ class Program:
 
         Raises:
           ImportError: flatbuffers is not installed.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_serialize", dim=1).upsert([7], [[1.0]])
+          >>> data = kvjax.export(lambda keys, table: table.lookup(keys), kvjax.keys([7]), table).serialize()
+          >>> type(data).__name__, data[:8]
+          ('bytes', b'kvjaxPG1')
+          >>> kvjax.drop_table("doc_serialize")
         """
         needed("flatbuffers", "Program.serialize", "export")
         about = {"tables": {name: dataclasses.asdict(use) for name, use in self.tables.items()}}
@@ -128,6 +157,15 @@ class Program:
         Raises:
           ProgramError: the bytes are not a program, are damaged, or come from a newer JAX.
           TypeError: `data` is not bytes.
+          ImportError: flatbuffers is not installed.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_deserialize", dim=1).upsert([7], [[1.0]])
+          >>> data = kvjax.export(lambda keys, table: table.lookup(keys), kvjax.keys([7]), table).serialize()
+          >>> kvjax.Program.deserialize(data)(kvjax.keys([7]), None).tolist()
+          [[1.0]]
+          >>> kvjax.drop_table("doc_deserialize")
         """
         if not isinstance(cast("object", data), (bytes, bytearray, memoryview)):
             raise TypeError(

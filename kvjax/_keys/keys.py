@@ -85,6 +85,15 @@ class Keys:
 
         Returns:
           `Keys`.
+
+        Raises:
+          ValueError, TypeError: NumPy's or JAX's, if there are no parts, or their shapes do not fit.
+
+        Example:
+          >>> import kvjax
+          >>> kvjax.Keys.concatenate([kvjax.keys([[1], [2]]), kvjax.keys([[3], [4]])], axis=1)
+          Keys([[1, 3],
+                [2, 4]])
         """
         words: list[Any] = [part.words for part in parts]
         join = np.concatenate if all(isinstance(w, np.ndarray) for w in words) else jnp.concatenate
@@ -129,14 +138,17 @@ class Keys:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape ``(...)`` of the keys, that of ``words`` without its last axis."""
         return tuple(self.words.shape[:-1])
 
     @property
     def ndim(self) -> int:
+        """The number of axes of the keys; 0 for a single key."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
+        """The number of keys."""
         return math.prod(self.shape)  # symbolic where a program is exported
 
     def __len__(self) -> int:
@@ -196,7 +208,16 @@ class Keys:
         return np.dtype(np.int64)
 
     def tolist(self) -> Ids:
-        """The keys as signed Python integers in nested lists; for a single key, the integer."""
+        """The keys as signed Python integers in nested lists; for a single key, the integer.
+
+        Raises:
+          TypeError: the keys are traced by JAX.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> kvjax.keys(np.array([[2**63, 7]], np.uint64)).tolist(), kvjax.keys(7).tolist()
+          ([[-9223372036854775808, 7]], 7)
+        """
         return np.asarray(self).tolist()
 
     def __int__(self) -> int:
@@ -207,7 +228,13 @@ class Keys:
         return int(np.asarray(self))
 
     def ravel(self) -> Keys:
-        """The same keys ``(size,)``."""
+        """The same keys ``(size,)``.
+
+        Example:
+          >>> import kvjax
+          >>> kvjax.keys([[1, 2], [3, 4]]).ravel()
+          Keys([1, 2, 3, 4])
+        """
         return self.reshape(-1)
 
     def reshape(self, *shape: int | Sequence[int]) -> Keys:
@@ -215,6 +242,15 @@ class Keys:
 
         Args:
           *shape: the new shape, as one tuple or as integers; one of them may be -1.
+
+        Raises:
+          ValueError, TypeError: NumPy's or JAX's, if the new shape has another number of keys.
+
+        Example:
+          >>> import kvjax
+          >>> kvjax.keys([1, 2, 3, 4]).reshape(2, -1)
+          Keys([[1, 2],
+                [3, 4]])
         """
         sizes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         if -1 in sizes:

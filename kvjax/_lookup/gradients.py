@@ -62,8 +62,12 @@ def value_and_grad(
       A function with the arguments of `fun` that returns ``(value, gradients)``, as ``jax.value_and_grad``'s does.
 
     Raises:
-      ValueError: the calls are nested, or `argnums` names an argument twice or none at all.
-      TypeError: `argnums` has something other than integers.
+      ValueError: the calls are nested, or `argnums` names an argument twice or none at all; or a table in the
+        arguments is a following handle (`Table.live`).
+      TypeError: `argnums` has something other than integers, or positions at which the call has no argument; or a
+        frozen table is to be differentiated, or an integer without `allow_int`.
+      RuntimeError: a lookup in the code runs more than once (in a compiled function it may be a ValueError, see
+        docs/troubleshooting.md).
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -187,6 +191,17 @@ def grad(
 
     Returns:
       A function with the arguments of `fun` that returns the gradients, or with has_aux ``(gradients, aux)``.
+
+    Raises:
+      ValueError, TypeError, RuntimeError: as for `value_and_grad`.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp, numpy as np
+      >>> table = kvjax.get_table("doc_only_grad", dim=2, initializer=1.0)
+      >>> grads = kvjax.grad(lambda table: jnp.sum(table.lookup(np.array([3, 5])) ** 2))(table)
+      >>> grads.keys.tolist(), grads.rows.tolist()
+      ([3, 5], [[2.0, 2.0], [2.0, 2.0]])
+      >>> kvjax.drop_table("doc_only_grad")
     """
     return without_value(value_and_grad(fun, argnums, has_aux, allow_int=allow_int), has_aux)
 

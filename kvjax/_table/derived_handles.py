@@ -37,6 +37,22 @@ class Handles(Handle):
 
         Args:
           x: pytree of arrays that earlier reads returned.
+
+        Returns:
+          A handle of the same version.
+
+        Raises:
+          ValueError: the handle is a following one (`live`).
+          RuntimeError: the handle was donated.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_after", dim=1).upsert([7], [[1.0]])
+          >>> row = table.lookup(7)
+          >>> table = table.after(row).upsert([7], [[2.0]])  # the write waits for the read
+          >>> row.tolist(), table.lookup(7).tolist()
+          ([1.0], [2.0])
+          >>> kvjax.drop_table("doc_after")
         """
         check_one_version(self, "after")
         leaves = [leaf for leaf in jax.tree.leaves(x) if hasattr(leaf, "dtype")]
@@ -51,11 +67,25 @@ class Handles(Handle):
         It waits for the programs that this thread has started. A program that another thread has started, or whose
         start was interrupted, may still write afterwards: then the next call reports a stale handle.
 
+        Returns:
+          The handle of the newest version.
+
         Raises:
           TypeError: it is called inside ``jit``.
+          KeyError: the table has been dropped.
+          ValueError: the call is inside a loss.
           RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
             `kvjax.orbax.split`; the table of this process does not have its rows. Or a step over a mesh was done on
             only some of its devices, because one of them failed: restore the last checkpoint.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_refresh", dim=1)
+          >>> _ = table.upsert([7], [[1.0]])  # now `table` is stale
+          >>> table = table.refresh()
+          >>> table.lookup(7).tolist()
+          [1.0]
+          >>> kvjax.drop_table("doc_refresh")
         """
         check_outside_a_loss(self, "refresh")
         check_without_a_view(self, "refresh")
@@ -109,7 +139,10 @@ class Handles(Handle):
           The following handle. It reads whichever table has this name. A lookup through it has no gradient.
 
         Raises:
-          ValueError: the table is over a mesh of several processes. From a compiled read: it is over several GPUs.
+          TypeError: the call is inside ``jit``.
+          KeyError: the table has been dropped.
+          ValueError: the table is over a mesh of several processes, or the call is inside a loss. From a
+            compiled read: it is over several GPUs.
           RuntimeError: the handle belongs to another table. From a read: the table has been resharded since, or dropped
             and made with another function for initial rows, or another seed for it (a compiled read does not notice).
 

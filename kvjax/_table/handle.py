@@ -155,10 +155,12 @@ class Handle:
 
     @property
     def name(self) -> str:
+        """The name of the table, unique in the process."""
         return self.spec.name
 
     @property
     def dim(self) -> int:
+        """The width of a row: how many elements it has."""
         return self.spec.dim
 
     @property

@@ -41,10 +41,12 @@ class Moves(Whole):
           The live handle.
 
         Raises:
-          TypeError: it is none of these.
+          TypeError: it is none of these, or the call is inside ``jit``.
+          KeyError: the table has been dropped.
           RuntimeError: this handle is stale, or there is no backend for the storage. As with all errors, the table
             stays as it was.
-          ValueError: the storage cannot hold such a table.
+          ValueError: the storage cannot hold such a table, the handle is a following one (`live`), or the call is
+            inside a loss.
           MemoryError: the table does not fit there.
 
         Example:
@@ -79,9 +81,11 @@ class Moves(Whole):
           that it reads.
 
         Raises:
-          TypeError: the storage is none of these.
-          ValueError: the name is not valid; there is a table of this name, or the engine of the storage is in use.
-          RuntimeError: this handle is stale.
+          TypeError: the storage is none of these, or the call is inside ``jit``.
+          ValueError: the name is not valid; there is a table of this name, the engine of the storage is in use, or the
+            call is inside a loss.
+          RuntimeError: this handle is stale, or there is no backend for the storage.
+          KeyError: the table has been dropped.
           MemoryError: the copy does not fit; then there is none.
 
         Example:

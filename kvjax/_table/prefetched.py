@@ -25,6 +25,14 @@ class Prefetched:
       version: ``()`` uint32, of the handle they were read through.
       table: name of the table they were read from.
       pad_id: the id that the mask leaves out, or None.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_prefetched", dim=2).upsert([7], [[1.0, 2.0]])
+      >>> ahead, table = kvjax.prefetch(table, np.array([[7, 8]]))
+      >>> ahead.shape, ahead.rows.shape, ahead.found.tolist()
+      ((1, 2), (1, 2, 2), [[True, False]])
+      >>> kvjax.drop_table("doc_prefetched")
     """
 
     keys: Keys
@@ -37,7 +45,7 @@ class Prefetched:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the keys."""
+        """The shape ``(...)`` of the keys."""
         return self.keys.shape
 
     def read(self, spec: TableSpec, version: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -99,11 +99,13 @@ class Reads(Handle):
           Rows ``(..., dim)`` of the table's dtype, or ``(rows, found)`` with found ``(...)`` bool.
 
         Raises:
-          TypeError: the keys are not integers, or the mask is not bool.
-          ValueError: the mask has another shape.
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`); or
+            the mask is not bool.
+          ValueError: the mask has another shape, `missing` is none of these, or the keys were prefetched from another
+            table.
           KeyError: the table has no such slot now.
-          RuntimeError: the handle is stale (in a compiled function it may be a ValueError, see
-            docs/troubleshooting.md).
+          RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
+            ValueError, see docs/troubleshooting.md).
 
         Example:
           >>> import kvjax, numpy as np
@@ -125,6 +127,11 @@ class Reads(Handle):
         Returns:
           ``(...)`` bool.
 
+        Raises:
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
+            ValueError, see docs/troubleshooting.md).
+
         Example:
           >>> import kvjax, numpy as np
           >>> table = kvjax.get_table("doc_contains", dim=1).upsert(np.array([7]), [[1.0]])
@@ -142,6 +149,11 @@ class Reads(Handle):
 
         Returns:
           ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
+
+        Raises:
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
+            ValueError, see docs/troubleshooting.md).
 
         Example:
           >>> import kvjax, optax, jax.numpy as jnp, numpy as np
@@ -162,6 +174,11 @@ class Reads(Handle):
 
         Returns:
           ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
+
+        Raises:
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
+            ValueError, see docs/troubleshooting.md).
 
         Example:
           >>> import kvjax, optax, jax.numpy as jnp, numpy as np
@@ -187,6 +204,7 @@ class Reads(Handle):
 
         Raises:
           KeyError: the table has no slot of this name now.
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
           RuntimeError, ValueError: the handle is stale, or its slots are not those of `tx`.
 
         Example:

@@ -38,6 +38,11 @@ class Simulated:
       inserted: rows made. What is beyond the distinct keys are keys that came back after their rows were evicted.
       evicted: rows evicted.
       refused: occurrences of keys that were not admitted.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.simulate([[1, 2], [1, 2, 3]], [None])
+      [Simulated(max_capacity=None, hit_rate=0.4, rows=3, inserted=3, evicted=0, refused=0)]
     """
 
     max_capacity: int | None

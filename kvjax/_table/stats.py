@@ -49,6 +49,13 @@ class Stats:
       rounds: rounds of exchange, one or more for each read and each training step. On a mesh of one device there is
         nothing to exchange, and only the training steps of a GPU's table are counted.
       extra_rounds: rounds beyond those that the batches would have taken with all keys distinct and evenly distributed.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> stats = kvjax.get_table("doc_stats_class", dim=4).upsert(np.arange(3), np.ones((3, 4))).stats()
+      >>> stats.size, stats.inserted, stats.evicted, stats.slots
+      (3, 3, {}, {})
+      >>> kvjax.drop_table("doc_stats_class")
     """
 
     name: str
@@ -80,7 +87,19 @@ class Stats:
     extra_rounds: int
 
     def flat(self) -> dict[str, int | float | str | None]:
-        """All numbers in one level, for loggers: ``{"size": 3, "bytes/values": 4096, ...}``."""
+        """All numbers in one level, for loggers: ``{"size": 3, "bytes/values": 4096, ...}``.
+
+        Returns:
+          Numbers by field; those of a dict by "field/key". ``name`` and ``slots``, which are no numbers, and a
+          `max_capacity` of None are left out.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> flat = kvjax.get_table("doc_flat", dim=4).upsert(np.arange(3), np.ones((3, 4))).stats().flat()
+          >>> flat["size"], flat["bytes/values"] >= 3 * 4 * 4
+          (3, True)
+          >>> kvjax.drop_table("doc_flat")
+        """
         out: dict[str, int | float | str | None] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -49,8 +49,21 @@ class Whole(Handle):
             count rows that pass some rule, use `export` with a `kvjax.Prune` and dry_run, which copies the table, or
             `kvjax.checkpoint.prune` on a checkpoint, which does not; `stats` counts keys that wait for a row.
 
+        Returns:
+          The number of rows; with ``by="shard"`` a dict of such numbers by the number of the shard.
+
         Raises:
-          ValueError: `by` is something else.
+          ValueError: `by` is something else, or the call is inside a loss.
+          TypeError: the call is inside ``jit``.
+          RuntimeError: the handle is stale, or a write that leads to it has failed.
+          KeyError: the table has been dropped.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_size", dim=1).upsert(np.arange(3), np.ones((3, 1)))
+          >>> table.size(), table.size(by="shard")
+          (3, {0: 3})
+          >>> kvjax.drop_table("doc_size")
         """
         if by == "shard":
             return contents.rows_by_shard(self, all_processes)
@@ -67,12 +80,12 @@ class Whole(Handle):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """``(size, dim)``."""
+        """``(size, dim)``, the number of rows of this process and their width. It waits and raises as `size` does."""
         return self.size(), self.dim
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The dtype of rows, and of what `lookup` returns."""
+        """NumPy's dtype of rows, and of what `lookup` returns: float32, bfloat16 or float16."""
         return np.dtype(self.spec.row_dtype)
 
     def __contains__(self, key: object) -> NoReturn:
@@ -121,6 +134,12 @@ class Whole(Handle):
         Returns:
           `Exported` with ``.keys (n,)`` int64, ``.values (n, dim)``, ``.freqs (n,)`` int64, ``.versions (n,)`` int64
           and ``.slots``; with dry_run the tuple (rows kept, rows in the table).
+
+        Raises:
+          TypeError: the call is inside ``jit``, or `prune` is neither a rule nor a function.
+          ValueError: the function in `prune` does not return ``(n,)`` bool, or the call is inside a loss.
+          RuntimeError: the handle is stale, or a write that leads to it has failed.
+          KeyError: the table has been dropped.
 
         Example:
           >>> import kvjax, numpy as np
@@ -171,7 +190,11 @@ class Whole(Handle):
         Raises:
           ValueError: the arrays do not fit the table or each other, or a key occurs twice; with ``merge``, the table
             has other slots, or is sharded over several processes.
-          MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``.
+          MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``; or there is no memory for
+            them.
+          TypeError: `rows` is something else, or the call is inside ``jit``.
+          RuntimeError: the handle is stale, or a write that leads to it has failed.
+          KeyError: the table has been dropped.
 
         Example:
           >>> import kvjax, numpy as np
@@ -219,7 +242,10 @@ class Whole(Handle):
 
         Raises:
           RuntimeError: the handle is stale; as for all errors, the table is as it was.
-          ValueError: the transform cannot train tables.
+          ValueError: the transform cannot train tables, the handle is a following one (`live`), or the call is inside
+            a loss.
+          TypeError: `tx` is not a transform, or the call is inside ``jit``.
+          KeyError: the table has been dropped.
 
         Example:
           >>> import jax.numpy as jnp, kvjax, numpy as np, optax
@@ -263,7 +289,12 @@ class Whole(Handle):
           This handle: what the table holds does not change.
 
         Raises:
+          ValueError: n is not an integer from 0 to 2**32 - 2, the handle is a following one (`live`), or the call is
+            inside a loss.
           MemoryError: there is no memory for so many.
+          TypeError: the call is inside ``jit``.
+          RuntimeError: the handle is stale, or a write that leads to it has failed.
+          KeyError: the table has been dropped.
 
         Example:
           >>> import kvjax
@@ -284,6 +315,11 @@ class Whole(Handle):
         Returns:
           `kvjax.Stats` of the live table, even if this handle is older, once all writes up to this handle are done. In
           several processes, of the shards of this process.
+
+        Raises:
+          TypeError: the call is inside ``jit``.
+          ValueError: the call is inside a loss.
+          KeyError: the table has been dropped.
 
         Example:
           >>> import kvjax, numpy as np
@@ -313,6 +349,12 @@ class Whole(Handle):
 
         Returns:
           This handle.
+
+        Raises:
+          TypeError: the call is inside ``jit``, or the sink is not a function of these six arguments.
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, or a write that leads to it has failed.
+          KeyError: the table has been dropped.
 
         Example:
           >>> import kvjax, numpy as np

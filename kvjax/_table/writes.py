@@ -43,6 +43,12 @@ class Writes(Handle):
         Returns:
           Rows ``(..., dim)`` and the next handle.
 
+        Raises:
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, the table has been dropped, or it is full and has ``on_full="error"`` (in a
+            compiled function it may be a ValueError, see docs/troubleshooting.md).
+
         Example:
           >>> import kvjax, numpy as np
           >>> table = kvjax.get_table("doc_insert", dim=1, initializer=0.5)
@@ -227,6 +233,12 @@ class Writes(Handle):
         Returns:
           The next handle.
 
+        Raises:
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
+            ValueError, see docs/troubleshooting.md).
+
         Example:
           >>> import kvjax, numpy as np
           >>> table = kvjax.get_table("doc_remove", dim=1).upsert(np.arange(3), np.ones((3, 1)))
@@ -312,6 +324,12 @@ class Writes(Handle):
         Returns:
           The next handle.
 
+        Raises:
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, the table has been dropped, or it is full and has ``on_full="error"`` (in a
+            compiled function it may be a ValueError, see docs/troubleshooting.md).
+
         Example:
           >>> import kvjax, numpy as np
           >>> table = kvjax.get_table("doc_pin", dim=1).upsert(np.arange(9), np.ones((9, 1))).pin(4)
@@ -330,6 +348,12 @@ class Writes(Handle):
         Returns:
           The next handle.
 
+        Raises:
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
+            ValueError, see docs/troubleshooting.md).
+
         Example:
           >>> import kvjax, numpy as np
           >>> table = kvjax.get_table("doc_unpin", dim=1).pin(np.array([4, 5])).unpin(4)
@@ -346,6 +370,11 @@ class Writes(Handle):
         Returns:
           The next handle.
 
+        Raises:
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
+            ValueError, see docs/troubleshooting.md).
+
         Example:
           >>> import kvjax, numpy as np
           >>> table = kvjax.get_table("doc_clear", dim=1).upsert(np.arange(3), np.ones((3, 1))).clear()
@@ -360,6 +389,11 @@ class Writes(Handle):
 
         Returns:
           The next handle.
+
+        Raises:
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
+            ValueError, see docs/troubleshooting.md).
 
         Example:
           >>> import kvjax, optax, jax.numpy as jnp, numpy as np

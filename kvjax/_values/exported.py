@@ -37,6 +37,14 @@ class Exported:
       last_step: the table's last step; ages are counted from it.
       total: rows in the table, before pruning.
       key_dtype: of the table, which the arrays of keys do not say of one with ids of 32 bits; None for theirs.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_exported_class", dim=2).upsert([7], [[1.0, 2.0]])
+      >>> rows = table.export()
+      >>> rows, rows.keys.tolist(), rows.values.tolist(), rows.freqs.tolist()
+      (Exported(rows=1, dim=2, last_step=0, slots=[]), [7], [[1.0, 2.0]], [0])
+      >>> kvjax.drop_table("doc_exported_class")
     """
 
     keys: np.ndarray
@@ -60,10 +68,22 @@ class Exported:
         )
 
     def take(self, keep: np.ndarray) -> Exported:
-        """The rows where `keep` is true.
+        """The rows where `keep` is true, as an export of them with the same `last_step` and `total`.
 
         Args:
           keep: ``(n,)`` bool.
+
+        Raises:
+          IndexError: `keep` has another length.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_take", dim=1).upsert(np.arange(3), [[0.0], [1.0], [2.0]])
+          >>> rows = table.export()
+          >>> kept = rows.take(rows.values[:, 0] > 0.5)
+          >>> sorted(kept.keys.tolist()), kept
+          ([1, 2], Exported(rows=2 of 3, dim=1, last_step=0, slots=[]))
+          >>> kvjax.drop_table("doc_take")
         """
         kept = {name: array[keep] for name, array in self.columns().items()}
         return self.of_columns(kept, self.last_step, self.total, self.key_dtype)
@@ -87,6 +107,16 @@ class Exported:
         Raises:
           ImportError: pyarrow is not installed.
           ValueError: an element is too large for float16 or bfloat16, or is not finite (int8).
+          OSError: the file cannot be written.
+
+        Example:
+          >>> import tempfile, kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_to_parquet", dim=2).upsert([7], [[1.0, 2.0]])
+          >>> path = tempfile.mkdtemp() + "/rows.parquet"
+          >>> table.export().to_parquet(path)
+          >>> kvjax.convert.from_parquet(path).rows.values.tolist()
+          [[1.0, 2.0]]
+          >>> kvjax.drop_table("doc_to_parquet")
         """
         source, quantiser = self._source(path, quantise, slots)
         parquet.write(path, source)
@@ -115,6 +145,7 @@ class Exported:
 
         Raises:
           ValueError: an element is too large for float16 or bfloat16, or is not finite (int8).
+          OSError: the file cannot be written.
 
         Example:
           >>> import tempfile, kvjax, numpy as np
@@ -146,6 +177,7 @@ class Exported:
 
         Raises:
           ValueError: an element is too large for float16 or bfloat16, or is not finite (int8).
+          OSError: the file cannot be written.
 
         Example:
           >>> import tempfile, kvjax, numpy as np
@@ -178,6 +210,16 @@ class Exported:
         Raises:
           ImportError: google-crc32c is not installed.
           ValueError: a key is negative, or 2**63 or more, which DeepRec cannot save; or partitions are out of range.
+          OSError: the files cannot be written.
+
+        Example:
+          >>> import os, tempfile, kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_to_deeprec", dim=2).upsert([7], [[1.0, 2.0]])
+          >>> folder = tempfile.mkdtemp()
+          >>> table.export().to_deeprec(folder + "/model.ckpt-1", "items")
+          >>> sorted(os.listdir(folder))
+          ['model.ckpt-1.data-00000-of-00001', 'model.ckpt-1.index']
+          >>> kvjax.drop_table("doc_to_deeprec")
         """
         source, _ = self._source(prefix, None, slots)
         left = deeprec.write(prefix, name, source, {slot: SLOT + slot for slot in self.slots if slots}, partitions)
@@ -201,7 +243,15 @@ class Exported:
         return own if own in KEY_DTYPES else "uint64" if unsigned else "int64"
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Every array of the export by name, slots as "slot.<name>"; each ``(n, ...)``."""
+        """Every array of the export by name, slots as "slot.<name>"; each ``(n, ...)``.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_columns", dim=2).upsert(np.arange(3), np.ones((3, 2)))
+          >>> {name: array.shape for name, array in table.export().columns().items()}
+          {'keys': (3,), 'values': (3, 2), 'freqs': (3,), 'versions': (3,), 'has_slots': (3,), 'pinned': (3,)}
+          >>> kvjax.drop_table("doc_columns")
+        """
         plain = {name: getattr(self, name) for name in ROW_COLUMNS}
         return plain | {SLOT + name: array for name, array in self.slots.items()}
 

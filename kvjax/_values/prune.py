@@ -71,6 +71,10 @@ class Prune:
       keep: keys ``(m,)`` that are kept whatever the tests say, as lookups of the table take them; not a JAX array that
         may have been cut, as for `kvjax.keys`. `mask` and `report`, which know only an export, take them as they are.
 
+    Raises:
+      ValueError: a number is negative or of another kind, or `zero_rows` is not a bool.
+      TypeError: `predicate` is not a function, or `keep` is not integers or may have been cut to 32 bits.
+
     Example:
       >>> import kvjax
       >>> kvjax.Prune(min_frequency=2, max_age=1000)
@@ -122,6 +126,17 @@ class Prune:
 
         Returns:
           ``(n,)`` bool.
+
+        Raises:
+          ValueError: `predicate` returns something other than ``(n,)`` bool.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_mask", dim=1).upsert(np.arange(3), [[0.0], [1.0], [2.0]])
+          >>> rows = table.export()
+          >>> sorted(rows.keys[kvjax.Prune(min_norm=1.5, keep=[0]).mask(rows)].tolist())
+          [0, 2]
+          >>> kvjax.drop_table("doc_mask")
         """
         return self.chosen(self.passing(rows), rows.keys, rows.freqs, rows.versions)
 
@@ -163,6 +178,9 @@ class Prune:
 
         Returns:
           Rows, bytes and norms that are left out, in all and by rule.
+
+        Raises:
+          ValueError: `predicate` returns something other than ``(n,)`` bool.
 
         Example:
           >>> import kvjax, numpy as np
