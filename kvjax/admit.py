@@ -61,6 +61,9 @@ class MinCount:
         one batch, wait. Each shard has its share of the limit, so which keys are forgotten depends on the number of
         shards; with only `max_age` it does not. None for no limit.
 
+    Raises:
+      ValueError: an argument is out of range; of a `count` of 2**30 - 2 or more, `kvjax.get_table` says so.
+
     Source: DeepRec's CounterFilter, TFPlus' enter_threshold.
 
     Example:
@@ -112,6 +115,9 @@ class Sketch:
       halve_every: steps after which all counts are halved, so that only keys that are frequent now are admitted.
       unadmitted: see `MinCount`.
 
+    Raises:
+      ValueError: an argument is out of range.
+
     Source: Cormode, Muthukrishnan, "An improved data stream summary: the count-min sketch", 2005; conservative update:
     Estan, Varghese, SIGCOMM 2002; ageing: TinyLFU (Einziger, Friedman, Manes, 2017).
 
@@ -153,6 +159,9 @@ class Probability:
     Attributes:
       p: share of the keys, 0 <= p <= 1.
       unadmitted: see `MinCount`.
+
+    Raises:
+      ValueError: an argument is out of range.
 
     Example:
       >>> import kvjax

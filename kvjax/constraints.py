@@ -44,6 +44,11 @@ class max_norm:  # named as a function, for that is its use; a class, so that eq
 
     Raises:
       ValueError: the limit is not a finite number above 0.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp
+      >>> kvjax.constraints.max_norm(2.5)(jnp.array([3.0, 4.0])).tolist()
+      [1.5, 2.0]
     """
 
     limit: float
@@ -62,7 +67,13 @@ class max_norm:  # named as a function, for that is its use; a class, so that eq
 
 @dataclasses.dataclass(frozen=True)
 class non_negative:
-    """Replaces negative elements by 0."""
+    """Replaces negative elements by 0.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp
+      >>> kvjax.constraints.non_negative()(jnp.array([-3.0, 4.0])).tolist()
+      [0.0, 4.0]
+    """
 
     def __call__(self, row: jax.Array) -> jax.Array:
         import jax.numpy as jnp

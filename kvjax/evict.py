@@ -51,6 +51,10 @@ Score = Callable[[Exported], np.ndarray]
 class Policy(abc.ABC):
     """A rule that chooses rows; made by the classes of `kvjax.evict` and their combinations.
 
+    Raises:
+      TypeError: in ``&`` and ``|``: the other is not a policy, or already has a period; in ``and``, ``or`` and ``not``:
+        always.
+
     Example:
       >>> import kvjax
       >>> (kvjax.evict.MaxAge(1000) | kvjax.evict.MinFrequency(2)).every(100)
@@ -74,6 +78,22 @@ class Policy(abc.ABC):
 
         Args:
           steps: 1 or more.
+
+        Returns:
+          What `kvjax.get_table` takes as ``evict``.
+
+        Raises:
+          ValueError: `steps` is not an integer from 1 to 2**63 - 1.
+
+        Example:
+          >>> import kvjax, numpy as np, optax, jax.numpy as jnp
+          >>> policy = kvjax.evict.MaxAge(1).every(3)
+          >>> table = kvjax.get_table("doc_every", dim=1, evict=policy)
+          >>> for key in [5, 6, 6]:
+          ...     table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.array([key]), jnp.ones((1, 1))))
+          >>> table.export().keys.tolist()
+          [6]
+          >>> kvjax.drop_table("doc_every")
         """
         return Every(self, steps)
 
@@ -107,7 +127,22 @@ class Policy(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-    """A policy with a period; see `Policy.every`."""
+    """A policy with a period; see `Policy.every`.
+
+    Attributes:
+      policy: the rule, without a period.
+      steps: 1 or more, the steps of training from one eviction to the next.
+
+    Raises:
+      TypeError: `policy` is not a policy, or has a period already.
+      ValueError: `steps` is not an integer from 1 to 2**63 - 1.
+
+    Example:
+      >>> import kvjax
+      >>> every = kvjax.evict.MaxAge(1000).every(100)
+      >>> every.policy, every.steps
+      (MaxAge(1000), 100)
+    """
 
     policy: Policy
     steps: int
@@ -150,6 +185,11 @@ class MaxAge(_Leaf):
     Attributes:
       steps: 0 or more. The age of a row is the current step minus its row version.
 
+    Raises:
+      ValueError: `steps` is not an integer from 0 to 2**63 - 1.
+
+    Source: DeepRec's GlobalStepEvict, the time to live of FBGEMM's EvictionPolicy.
+
     Example:
       >>> import kvjax, numpy as np
       >>> table = kvjax.get_table("doc_max_age", dim=1).upsert(np.arange(3), np.ones((3, 1)))
@@ -174,6 +214,11 @@ class MinFrequency(_Leaf):
     Attributes:
       count: occurrences.
 
+    Raises:
+      ValueError: `count` is not an integer from 0 to 2**63 - 1.
+
+    Source: the counter of FBGEMM's EvictionPolicy.
+
     Example:
       >>> import kvjax
       >>> kvjax.evict.MinFrequency(2) & kvjax.evict.MaxAge(1000)
@@ -195,6 +240,9 @@ class MinNorm(_Leaf):
 
     Attributes:
       norm: 0 or more. DeepRec's L2WeightEvict(t) compares half the squared norm, so it is ``MinNorm(sqrt(2 * t))``.
+
+    Raises:
+      ValueError: `norm` is not a number of 0 or more.
 
     Example:
       >>> import kvjax, numpy as np
@@ -220,6 +268,11 @@ class LeastRecent(_Leaf):
     Attributes:
       n: rows. None, which only works for full tables, evicts as many rows as new ones need space. A number saves time
         there: n rows are evicted at once (more if a step needs more), and the next search comes after n new ones.
+
+    Raises:
+      ValueError: `n` is not an integer of 0 or more.
+
+    Source: LRU, as of HierarchicalKV and TorchRec.
 
     Example:
       >>> import kvjax, optax, jax.numpy as jnp, numpy as np
@@ -247,6 +300,11 @@ class LeastFrequent(_Leaf):
     Attributes:
       n: rows; None as for `LeastRecent`.
       half_life: steps after which a frequency counts half, from the step that last wrote the row; None for never.
+
+    Raises:
+      ValueError: `n` is not an integer of 0 or more, or `half_life` is not above 0.
+
+    Source: LFU, as of HierarchicalKV and TorchRec.
 
     Example:
       >>> import kvjax
@@ -277,6 +335,9 @@ class MinScore(_Leaf):
         and must score each row by itself. Define it once, at the top of a module: kvjax keeps every function, and
         programs are compiled for each.
 
+    Raises:
+      ValueError: `bound` is not a number, or `score` is not a function.
+
     Example:
       >>> import kvjax, numpy as np
       >>> def mean(rows):
@@ -305,6 +366,9 @@ class LowestScore(_Leaf):
     Attributes:
       n: rows; None as for `LeastRecent`.
       score: see `MinScore`.
+
+    Raises:
+      ValueError: `n` is not an integer of 0 or more, or `score` is not a function.
 
     Example:
       >>> import kvjax, numpy as np

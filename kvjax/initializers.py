@@ -59,6 +59,10 @@ def _number(kind: str, name: str, value: Any) -> float:
 def constant(value: float) -> Initializer:
     """Every element is `value`.
 
+    Raises:
+      TypeError: `value` is not a number.
+      ValueError: in `kvjax.get_table`: the dtype of the rows cannot hold such elements.
+
     Example:
       >>> import kvjax
       >>> kvjax.get_table("doc_constant", dim=2, initializer=kvjax.initializers.constant(0.5)).lookup(7).tolist()
@@ -102,6 +106,7 @@ def uniform(low: float | None = None, high: float | None = None) -> Initializer:
     Raises:
       TypeError: only one of the two is given, which other libraries take as a scale, each in its own way; or it is not
         a number.
+      ValueError: in `kvjax.get_table`: `low` is above `high`, or the dtype of the rows cannot hold such elements.
 
     Example:
       >>> import kvjax, numpy as np
@@ -123,6 +128,10 @@ def uniform(low: float | None = None, high: float | None = None) -> Initializer:
 def normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
     """Normal with mean `mean` and standard deviation `stddev`.
 
+    Raises:
+      TypeError: an argument is not a number.
+      ValueError: in `kvjax.get_table`: `stddev` is negative, or the dtype of the rows cannot hold such elements.
+
     Example:
       >>> import kvjax, numpy as np
       >>> table = kvjax.get_table("doc_normal", dim=4, initializer=kvjax.initializers.normal(2.0))
@@ -136,6 +145,10 @@ def normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
 
 def truncated_normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
     """`mean` plus `stddev` times a standard normal cut at -2 and 2, as in ``jax.nn.initializers``.
+
+    Raises:
+      TypeError: an argument is not a number.
+      ValueError: in `kvjax.get_table`: `stddev` is negative, or the dtype of the rows cannot hold such elements.
 
     Example:
       >>> import kvjax, numpy as np
@@ -178,6 +191,9 @@ def variance_scaling(
 
     Raises:
       ValueError: an argument is none of these.
+
+    Source: Glorot, Bengio, "Understanding the difficulty of training deep feedforward neural networks", AISTATS 2010
+    ("fan_avg"); He et al., "Delving Deep into Rectifiers", ICCV 2015 ("fan_in", scale 2).
 
     Example:
       >>> import kvjax
@@ -263,6 +279,11 @@ class Pool:
       data: the bytes of ``(rows, dim)`` float32.
       rows: number of rows.
       dim: their width.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> kvjax.initializers.from_pool(np.eye(2))
+      Pool(rows=2, dim=2)
     """
 
     data: bytes = dataclasses.field(repr=False)
@@ -270,7 +291,13 @@ class Pool:
     dim: int
 
     def array(self) -> np.ndarray:
-        """``(rows, dim)`` float32."""
+        """``(rows, dim)`` float32.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> kvjax.initializers.from_pool(np.eye(2)).array().tolist()
+          [[1.0, 0.0], [0.0, 1.0]]
+        """
         return np.frombuffer(self.data, np.float32).reshape(self.rows, self.dim)
 
 

@@ -52,6 +52,9 @@ class Host:
         True uses them from the first row on, False never. They are Linux's transparent huge pages: if an administrator
         has switched those off, this has no effect.
 
+    Raises:
+      ValueError: `huge_pages` has another value.
+
     Example:
       >>> import kvjax
       >>> kvjax.storage.Host()
@@ -88,6 +91,7 @@ class Mmap:
         an absolute path.
 
     Raises:
+      TypeError: `path` is not a string or a ``pathlib.Path``.
       ValueError: the path cannot be one; or, in `kvjax.get_table`, no file can be made there.
       MemoryError: in `kvjax.get_table`: the disk is full.
 
@@ -155,6 +159,19 @@ class Engine(Protocol):
 
         Returns:
           ``(n, dim)`` of the table's dtype, or ``(n, bytes)`` uint8.
+
+        Raises:
+          Exception: whatever it raises makes the call of the table an error, which quotes it; the table stays as it
+            was.
+
+        Example:
+          >>> import numpy as np
+          >>> class Memory:
+          ...     rows = {("values", 7): np.array([1.0, 2.0], np.float32)}
+          ...     def get(self, column, keys):
+          ...         return np.stack([self.rows[column, key] for key in keys.tolist()])
+          >>> Memory().get("values", np.array([7], np.uint64)).tolist()
+          [[1.0, 2.0]]
         """
         ...
 
@@ -165,6 +182,19 @@ class Engine(Protocol):
           column: "values" or "slots".
           keys: ``(n,)`` uint64.
           rows: ``(n, dim)`` of the table's dtype, or ``(n, bytes)`` uint8.
+
+        Raises:
+          Exception: the rows stay in memory, with a warning, and the next write puts them again.
+
+        Example:
+          >>> import numpy as np
+          >>> class Memory:
+          ...     rows = {}
+          ...     def put(self, column, keys, rows):
+          ...         self.rows.update({(column, key): row.copy() for key, row in zip(keys.tolist(), rows)})
+          >>> Memory().put("values", np.array([7], np.uint64), np.array([[1.0, 2.0]], np.float32))
+          >>> Memory.rows["values", 7].tolist()
+          [1.0, 2.0]
         """
         ...
 
@@ -173,6 +203,21 @@ class Engine(Protocol):
 
         Args:
           keys: ``(n,)`` uint64. After a delete that failed, some may be deleted already.
+
+        Raises:
+          Exception: the table no longer has the keys, and warns; the next write deletes them again.
+
+        Example:
+          >>> import numpy as np
+          >>> class Memory:
+          ...     rows = {("values", 7): np.zeros(2, np.float32), ("slots", 7): np.zeros(8, np.uint8)}
+          ...     def delete(self, keys):
+          ...         for key in keys.tolist():
+          ...             self.rows.pop(("values", key))
+          ...             self.rows.pop(("slots", key), None)
+          >>> Memory().delete(np.array([7], np.uint64))
+          >>> Memory.rows
+          {}
         """
         ...
 
@@ -200,6 +245,23 @@ class External:
     Raises:
       TypeError: the engine has no ``get``, ``put`` and ``delete``, or they do not take the arguments of `Engine`.
       ValueError: in `kvjax.get_table`: another table uses the engine, or ``mesh=`` is given too.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> class Memory:
+      ...     def __init__(self):
+      ...         self.rows = {}
+      ...     def get(self, column, keys):
+      ...         return np.stack([self.rows[column, key] for key in keys.tolist()])
+      ...     def put(self, column, keys, rows):
+      ...         self.rows.update({(column, key): row.copy() for key, row in zip(keys.tolist(), rows)})
+      ...     def delete(self, keys):
+      ...         self.rows = {at: row for at, row in self.rows.items() if at[1] not in keys.tolist()}
+      >>> table = kvjax.get_table("doc_external", dim=2, storage=kvjax.storage.External(Memory()))
+      >>> table = table.upsert([7], [[1.0, 2.0]])
+      >>> table.lookup(7).tolist(), sum(table.stats().bytes[part] for part in ("values", "slots"))
+      ([1.0, 2.0], 0)
+      >>> kvjax.drop_table("doc_external")
     """
 
     backend: ClassVar[str] = HOST

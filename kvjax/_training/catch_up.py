@@ -34,6 +34,12 @@ class CatchUpRows(NamedTuple):
     Attributes:
       last_step: int32, the step up to which the parameters and the slots are those of dense training.
       clock: as it stood then.
+
+    Example:
+      >>> import jax.numpy as jnp, kvjax, optax
+      >>> tx = kvjax.optax.catch_up(optax.sgd(0.1))
+      >>> tx.tx.init(jnp.zeros((4, 2))).rows.last_step.tolist()
+      [0, 0, 0, 0]
     """
 
     last_step: jax.Array

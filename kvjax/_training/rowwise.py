@@ -68,6 +68,16 @@ class Rowwise:
     Attributes:
       tx: the transform.
       count: which scalars of its state are kept per row: "auto", "row" or "global".
+
+    Raises:
+      TypeError: `tx` is not an optax transform.
+      ValueError: `count` is none of these.
+
+    Example:
+      >>> import kvjax, optax
+      >>> rowwise = kvjax.optax.rowwise(optax.adam(0.1))
+      >>> rowwise.count, rowwise.init(2)[0]  # None for what is kept per row
+      ('auto', ScaleByAdamState(count=None, mu=None, nu=None))
     """
 
     tx: HasUpdate
@@ -129,6 +139,12 @@ class CatchUp(Rowwise):
       name: of the function that made it, for errors.
       signature: a number that tells it from other transforms.
       layout_of: width of the rows to the layout, where it is not found by looking at the state.
+
+    Example:
+      >>> import kvjax, optax
+      >>> tx = kvjax.optax.catch_up(optax.sgd(0.1))
+      >>> isinstance(tx, kvjax.optax.CatchUp), tx.name, int(tx.init(2).steps)
+      (True, 'catch_up', 0)
     """
 
     catch_up: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = dataclasses.field(kw_only=True)

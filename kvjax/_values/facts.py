@@ -17,6 +17,12 @@ class Words(NamedTuple):
 
     Attributes:
       low, high: ``(...)`` uint32, its halves; for a negative number those of its two's complement.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> minus_one = kvjax.optax.Words(np.uint32(2**32 - 1), np.uint32(2**32 - 1))
+      >>> np.int64(np.uint64(minus_one.high) << np.uint64(32) | np.uint64(minus_one.low))
+      np.int64(-1)
     """
 
     low: jax.Array | np.ndarray

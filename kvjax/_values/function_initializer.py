@@ -22,6 +22,13 @@ class Generated:
     Attributes:
       function: ``(rng, shape, dtype)`` to an array; None if it comes from a checkpoint, which contains no functions.
       probes: elements of the probe keys' rows, to 4 digits, so that other versions of JAX agree.
+
+    Example:
+      >>> import jax, kvjax
+      >>> table = kvjax.get_table("doc_generated", dim=2, initializer=jax.nn.initializers.constant(0.5))
+      >>> type(table.spec.initializer).__name__, table.lookup(7).tolist()
+      ('Generated', [0.5, 0.5])
+      >>> kvjax.drop_table("doc_generated")
     """
 
     function: Callable[..., jax.Array] | None = dataclasses.field(compare=False)
@@ -56,6 +63,13 @@ class Generated:
 
         Returns:
           ``(n, dim)`` float32.
+
+        Example:
+          >>> import jax, kvjax
+          >>> table = kvjax.get_table("doc_generated_rows", dim=2, initializer=jax.nn.initializers.constant(0.5))
+          >>> table.spec.initializer.rows(0, kvjax.keys([7, 8]).words, 2).tolist()
+          [[0.5, 0.5], [0.5, 0.5]]
+          >>> kvjax.drop_table("doc_generated_rows")
         """
         from kvjax._values import function_rows
 

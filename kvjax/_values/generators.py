@@ -33,6 +33,11 @@ class Initializer:
       kind: "constant", "uniform", "normal" or "truncated_normal".
       a: the constant, the lower bound, or the mean.
       b: the upper bound or the standard deviation.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.initializers.uniform(-1.0, 1.0)
+      Initializer(kind='uniform', a=-1.0, b=1.0)
     """
 
     kind: Distribution
@@ -64,6 +69,13 @@ class Segments:
       ends: the column after each segment, in order; the last one is the table's dim.
       parts: as many generators. An element of a row depends on its column as it would if its generator made all of the
         row.
+
+    Example:
+      >>> import kvjax
+      >>> parts = kvjax.initializers.segments({"bias": (0, 0.0)}, rest=1.0)
+      >>> kvjax.get_table("doc_segments_class", dim=3, initializer=parts).spec.initializer.ends
+      (1, 3)
+      >>> kvjax.drop_table("doc_segments_class")
     """
 
     ends: tuple[int, ...]

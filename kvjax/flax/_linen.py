@@ -103,6 +103,16 @@ class Embed(_TableModule):
       pad_id: the id that marks padding, which reads as zeros and is neither trained nor counted.
       max_norm: positive number; longer rows are scaled down to this Euclidean norm when they are read.
 
+    Raises:
+      TypeError: from ``init`` or ``apply``, as all that follow: `table` is neither a name nor a table; the keys are
+        not integers; or ``params`` has something else in the place of the table.
+      ValueError: an option is out of range; options of a new table are given for one that exists; `features` is not
+        the table's dim; a live table that is kept has other options; ``init`` got no key for "params"; or ``apply`` no
+        table.
+      KeyError: there is no table of this name, and `features` is not given.
+      RuntimeError: the handle in ``params`` is stale (in a compiled function it may be a ValueError, see
+        docs/troubleshooting.md).
+
     Example:
       >>> import jax, kvjax, numpy as np
       >>> embed = kvjax.flax.Embed("doc_linen", features=4)
@@ -171,6 +181,20 @@ class Embed(_TableModule):
 
         Returns:
           `kvjax.Feature`.
+
+        Raises:
+          TypeError, ValueError, KeyError, RuntimeError: as a call, except for what `kvjax.lookup_many` checks when it
+            reads the feature.
+
+        Example:
+          >>> import jax, kvjax, numpy as np
+          >>> embed = kvjax.flax.Embed("doc_linen_feature", features=4)
+          >>> keys = np.array([[7, 8]])
+          >>> variables = embed.init(jax.random.key(0), keys)
+          >>> feature = embed.apply(variables, keys, method="feature")
+          >>> kvjax.lookup_many({"item": feature})["item"].shape
+          (1, 2, 4)
+          >>> kvjax.drop_table("doc_linen_feature")
         """
         return self._feature(
             keys, mask=mask, salt=salt, missing=missing, combiner=combiner, lengths=lengths, segment_ids=segment_ids,
@@ -187,6 +211,10 @@ class EmbedBag(_TableModule):
       table: as in `Embed`, like all attributes that are not listed here.
       combiner: "sum", "mean", "sqrtn" or "max".
       empty: the result for a bag without keys: "zeros", or "learned", a row that is trained and begins with zeros.
+
+    Raises:
+      ValueError: from ``init`` and ``apply``: `combiner` or `empty` is none of these.
+      TypeError, ValueError, KeyError, RuntimeError: as `Embed`.
 
     Example:
       >>> import jax, kvjax, numpy as np
@@ -266,6 +294,20 @@ class EmbedBag(_TableModule):
 
         Returns:
           `kvjax.Feature`.
+
+        Raises:
+          TypeError, ValueError, KeyError, RuntimeError: as a call, except for what `kvjax.lookup_many` checks when it
+            reads the feature.
+
+        Example:
+          >>> import jax, kvjax, numpy as np
+          >>> bag = kvjax.flax.EmbedBag("doc_linen_bag_feature", features=4)
+          >>> keys = np.array([[7, 8]])
+          >>> variables = bag.init(jax.random.key(0), keys)
+          >>> feature = bag.apply(variables, keys, method="feature")
+          >>> kvjax.lookup_many({"item": feature})["item"].shape
+          (1, 4)
+          >>> kvjax.drop_table("doc_linen_bag_feature")
         """
         return self._feature(
             keys, lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, mask=mask, weights=weights,

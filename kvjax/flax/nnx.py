@@ -116,6 +116,15 @@ class Embed(_TableModule):
       **options: initializer (by default normal with variance 1 / features), key_dtype and the other options of
         `kvjax.get_table`, and ``reuse=True`` to keep the rows of a live table of this name.
 
+    Raises:
+      TypeError: `table` is neither a name nor a table, or there is no such option; from a call: the keys are not
+        integers.
+      ValueError: an option is out of range; options of a new table are given for one that exists; `features` is not the
+        table's dim; or a live table that is kept has other options.
+      KeyError: there is no table of this name, and `features` is not given.
+      RuntimeError: from a call: the handle is stale (in a compiled function it may be a ValueError, see
+        docs/troubleshooting.md).
+
     Example:
       >>> import kvjax, numpy as np
       >>> embed = kvjax.flax.nnx.Embed("doc_nnx", 4)
@@ -179,6 +188,14 @@ class Embed(_TableModule):
 
         Returns:
           `kvjax.Feature`.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> layer = kvjax.flax.nnx.Embed("doc_nnx_feature", 4)
+          >>> feature = layer.feature(np.array([[7, 8]]))
+          >>> kvjax.lookup_many({"item": feature})["item"].shape
+          (1, 2, 4)
+          >>> kvjax.drop_table("doc_nnx_feature")
         """
         return self._feature(
             keys, mask=mask, salt=salt, missing=missing, combiner=combiner, lengths=lengths, segment_ids=segment_ids,
@@ -196,6 +213,10 @@ class EmbedBag(_TableModule):
       features: width of a row; may be left out if the table exists.
       combiner: "sum", "mean", "sqrtn" or "max".
       empty: the result for a bag without keys: "zeros", or "learned", a row that is trained and begins with zeros.
+
+    Raises:
+      ValueError: `combiner` or `empty` is none of these.
+      TypeError, ValueError, KeyError, RuntimeError: as `Embed`.
 
     Example:
       >>> import kvjax, numpy as np
@@ -282,6 +303,14 @@ class EmbedBag(_TableModule):
 
         Returns:
           `kvjax.Feature`.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> layer = kvjax.flax.nnx.EmbedBag("doc_nnx_bag_feature", 4)
+          >>> feature = layer.feature(np.array([[7, 8]]))
+          >>> kvjax.lookup_many({"item": feature})["item"].shape
+          (1, 4)
+          >>> kvjax.drop_table("doc_nnx_bag_feature")
         """
         return self._feature(
             keys, mask=mask, salt=salt, missing=missing, lengths=lengths, segment_ids=segment_ids,
@@ -310,6 +339,11 @@ def value_and_grad(
     Returns:
       A function with the arguments of `fun` that returns ``(value, gradients)``. The gradients of a model are an
       ``nnx.State`` for ``nnx.Optimizer.update``, those of several arguments a tuple.
+
+    Raises:
+      ValueError: `argnums` names an argument twice or none at all; or as `kvjax.value_and_grad`.
+      TypeError: `argnums` has something other than integers and ``nnx.DiffState``, or positions at which the call has
+        no argument.
 
     Example:
       >>> import kvjax, jax.numpy as jnp
@@ -390,5 +424,16 @@ def grad(
 
     Returns:
       A function that returns the gradients, or with has_aux ``(gradients, aux)``.
+
+    Raises:
+      ValueError, TypeError: as `value_and_grad`.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp
+      >>> model = kvjax.flax.nnx.Embed("doc_nnx_grad", 2)
+      >>> grads = kvjax.flax.nnx.grad(lambda model: jnp.sum(model(kvjax.keys([7, 8]))))(model)
+      >>> grads["table"].get_value().rows.tolist()
+      [[1.0, 1.0], [1.0, 1.0]]
+      >>> kvjax.drop_table("doc_nnx_grad")
     """
     return gradients.without_value(value_and_grad(fun, has_aux, wrt, argnums=argnums), has_aux)

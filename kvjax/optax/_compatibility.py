@@ -61,6 +61,12 @@ class LeafReport:
         that are touched now and then; nan if it has no counterpart there.
       from_value: whether it starts from the values of a row.
       mend: what would make it equal to dense training, if anything does.
+
+    Example:
+      >>> import kvjax, optax
+      >>> (leaf,) = kvjax.optax.check_compatibility(optax.adagrad(0.1), dim=2).leaves
+      >>> leaf.name, leaf.type, leaf.kept, leaf.verdict
+      ('[0].sum_of_squares', 'float32[2]', 'slot', 'equal')
     """
 
     name: str
@@ -106,6 +112,12 @@ class Compatibility:
         state.
       reason: why it is refused, or what the verdict means.
       mend: what to do about it.
+
+    Example:
+      >>> import kvjax, optax
+      >>> report = kvjax.optax.check_compatibility(optax.adagrad(0.1), dim=2)
+      >>> report.verdict, report.every_step < 1e-5, [leaf.name for leaf in report.leaves]
+      ('equal', True, ['[0].sum_of_squares'])
     """
 
     verdict: Verdict

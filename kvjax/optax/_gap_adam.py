@@ -24,6 +24,12 @@ class GapAdamRows(NamedTuple):
       mu: of the parameter's shape: the part of the first moment that is left for later steps.
       nu: of the parameter's shape: the second moment.
       touched: of a parameter ``(..., dim)`` ``(...)`` int32: the step that last updated a row, 0 if none has.
+
+    Example:
+      >>> import jax.numpy as jnp, kvjax
+      >>> rows = kvjax.optax.gap_adam(0.1).init(jnp.zeros((4, 2)))[0].rows
+      >>> rows.mu.shape, rows.nu.shape, rows.touched.shape
+      ((4, 2), (4, 2), (4,))
     """
 
     mu: PyTree

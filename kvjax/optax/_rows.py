@@ -30,6 +30,12 @@ class FadingSquares(NamedTuple):
     Attributes:
       sum_of_squares: of the parameter's shape.
       fades: ``(...)`` int32 for a parameter ``(..., dim)``: how often the sums of a row have faded.
+
+    Example:
+      >>> import jax.numpy as jnp, kvjax
+      >>> rows = kvjax.optax.adagrad_decay(0.1).init(jnp.zeros((4, 2)))[0].rows
+      >>> rows.sum_of_squares.shape, rows.fades.shape
+      ((4, 2), (4,))
     """
 
     sum_of_squares: PyTree
