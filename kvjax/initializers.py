@@ -59,6 +59,12 @@ def _number(kind: str, name: str, value: Any) -> float:
 def constant(value: float) -> Initializer:
     """Every element is `value`.
 
+    Args:
+      value: the number.
+
+    Returns:
+      What `kvjax.get_table` takes as ``initializer``.
+
     Raises:
       TypeError: `value` is not a number.
       ValueError: in `kvjax.get_table`: the dtype of the rows cannot hold such elements.
@@ -75,6 +81,9 @@ def constant(value: float) -> Initializer:
 def zeros() -> Initializer:
     """Every element is 0.
 
+    Returns:
+      What `kvjax.get_table` takes as ``initializer``.
+
     Example:
       >>> import kvjax
       >>> kvjax.get_table("doc_zeros", dim=2, initializer=kvjax.initializers.zeros()).lookup(7).tolist()
@@ -86,6 +95,9 @@ def zeros() -> Initializer:
 
 def ones() -> Initializer:
     """Every element is 1.
+
+    Returns:
+      What `kvjax.get_table` takes as ``initializer``.
 
     Example:
       >>> import kvjax
@@ -102,6 +114,9 @@ def uniform(low: float | None = None, high: float | None = None) -> Initializer:
     Args:
       low: the lower bound, -0.05 if none is given.
       high: the upper bound, 0.05 if none is given.
+
+    Returns:
+      What `kvjax.get_table` takes as ``initializer``.
 
     Raises:
       TypeError: only one of the two is given, which other libraries take as a scale, each in its own way; or it is not
@@ -128,6 +143,13 @@ def uniform(low: float | None = None, high: float | None = None) -> Initializer:
 def normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
     """Normal with mean `mean` and standard deviation `stddev`.
 
+    Args:
+      stddev: 0 or more.
+      mean: the mean.
+
+    Returns:
+      What `kvjax.get_table` takes as ``initializer``.
+
     Raises:
       TypeError: an argument is not a number.
       ValueError: in `kvjax.get_table`: `stddev` is negative, or the dtype of the rows cannot hold such elements.
@@ -145,6 +167,13 @@ def normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
 
 def truncated_normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
     """`mean` plus `stddev` times a standard normal cut at -2 and 2, as in ``jax.nn.initializers``.
+
+    Args:
+      stddev: 0 or more; the standard deviation before the cut.
+      mean: the mean.
+
+    Returns:
+      What `kvjax.get_table` takes as ``initializer``.
 
     Raises:
       TypeError: an argument is not a number.
@@ -188,6 +217,9 @@ def variance_scaling(
       scale: above 0.
       mode: "fan_in", "fan_out", "fan_avg" or "fan_geo_avg". A table has no number of rows, so every fan is its dim.
       distribution: "truncated_normal", "normal" or "uniform".
+
+    Returns:
+      What `kvjax.get_table` takes as ``initializer``.
 
     Raises:
       ValueError: an argument is none of these.
@@ -250,6 +282,9 @@ def segments(parts: Mapping[str, tuple[ColumnsLike, InitializerLike]], rest: Ini
         one of this module that is not an array of rows.
       rest: initializer of all other columns.
 
+    Returns:
+      What `kvjax.get_table` takes as ``initializer``.
+
     Raises:
       TypeError: an argument is not a mapping, not columns, or not such an initializer.
       ValueError: a column is in two segments, or not in the row; a segment has no columns; a name is "rest"; or there
@@ -306,6 +341,9 @@ def from_pool(array: ArrayLike) -> Pool:
 
     Args:
       array: ``(p, dim)`` or one row ``(dim,)``, real numbers; kept as float32.
+
+    Returns:
+      What `kvjax.get_table` takes as ``initializer``.
 
     Raises:
       TypeError: the array does not have real numbers.

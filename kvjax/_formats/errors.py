@@ -18,6 +18,15 @@ class FileError(ValueError):
       want: what it should be.
       got: what it is.
       mend: what to do.
+
+    Example:
+      >>> import kvjax, tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     try:
+      ...         kvjax.convert.from_npz(folder + "/none.npz")
+      ...     except kvjax.convert.FileError as error:
+      ...         print(str(error).split(", got ")[1])
+      nothing at that path; give the path of one
     """
 
     def __init__(self, file: str | os.PathLike[str], want: str, got: str, mend: str = DAMAGED) -> None:

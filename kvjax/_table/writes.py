@@ -74,6 +74,10 @@ class Writes(Handle):
         Raises:
           ValueError, TypeError: shape or dtype of the values do not fit, or the dtype of the rows cannot hold a value
             (70,000 in float16). Only values on the host are checked; those of a JAX array become infinite.
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, the table has been dropped, or it is full and has ``on_full="error"`` (in a
+            compiled function it may be a ValueError, see docs/troubleshooting.md).
 
         Example:
           >>> import kvjax, numpy as np
@@ -96,6 +100,10 @@ class Writes(Handle):
 
         Raises:
           ValueError, TypeError: shape or dtype of the values do not fit.
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
+            ValueError, see docs/troubleshooting.md).
 
         Example:
           >>> import kvjax, numpy as np
@@ -122,6 +130,10 @@ class Writes(Handle):
 
         Raises:
           ValueError, TypeError: shape or dtype of the deltas do not fit.
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, the table has been dropped, or it is full and has ``on_full="error"`` (in a
+            compiled function it may be a ValueError, see docs/troubleshooting.md).
 
         Example:
           >>> import kvjax, numpy as np
@@ -150,6 +162,10 @@ class Writes(Handle):
 
         Raises:
           ValueError, TypeError: shapes or dtypes do not fit.
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, the table has been dropped, or it is full and has ``on_full="error"`` (in a
+            compiled function it may be a ValueError, see docs/troubleshooting.md).
 
         Source: TFRA's ``accum``, the write behind its ``bp_v2``.
 
@@ -295,6 +311,9 @@ class Writes(Handle):
 
         Raises:
           ValueError: n is not a number of rows, or `by` is something else.
+          ValueError: the handle is a following one (`live`), or the call is inside a loss.
+          RuntimeError: the handle is stale, the table has been dropped, or a sink has failed (in a compiled function it
+            may be a ValueError, see docs/troubleshooting.md).
 
         Source: TFRA's ``restrict`` with TimestampRestrictPolicy and FrequencyRestrictPolicy.
 

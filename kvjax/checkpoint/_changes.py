@@ -26,6 +26,18 @@ class TableDelta:
       step: the table's last step.
       removed: ``(m,)`` int64 (uint64 for a table of unsigned keys), keys that may have had a row and have none, sorted
         by (bucket, key).
+
+    Example:
+      >>> import kvjax, tempfile
+      >>> table = kvjax.get_table("doc_table_delta", dim=1).upsert([7, 8], [[1.0], [2.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     kvjax.checkpoint.save(folder + "/0", [table], cursor="index")
+      ...     table = table.remove([7]).upsert([9], [[3.0]])
+      ...     kvjax.checkpoint.save(folder + "/1", [table], since="index")
+      ...     delta = kvjax.checkpoint.changes(folder + "/1")
+      >>> delta.table, delta.step, delta.whole, delta.removed.tolist()
+      ('doc_table_delta', 0, False, [7])
+      >>> kvjax.drop_table("doc_table_delta")
     """
 
     def __init__(self, found: ChainRows, checkpoint: tuple[str, ...], since: str | None, slots: bool) -> None:
@@ -46,8 +58,24 @@ class TableDelta:
         """The new and changed rows, in pieces as from `kvjax.checkpoint.rows`. Some may be unchanged: every row that
         has been written is among them.
 
+        Returns:
+          A generator of `kvjax.Exported`; their columns are ``(n, ...)`` of each piece. `slots` of `changes` says
+          whether they have the optimizer's slots.
+
         Raises:
           CheckpointError: they are damaged, or another checkpoint has taken their place.
+
+        Example:
+          >>> import kvjax, tempfile
+          >>> table = kvjax.get_table("doc_delta_rows", dim=1).upsert([7, 8], [[1.0], [2.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     kvjax.checkpoint.save(folder + "/0", [table], cursor="index")
+          ...     table = table.remove([7]).upsert([9], [[3.0]])
+          ...     kvjax.checkpoint.save(folder + "/1", [table], since="index")
+          ...     for piece in kvjax.checkpoint.changes(folder + "/1").rows():
+          ...         print(piece.keys.tolist(), piece.values.tolist())
+          [9] [[3.0]]
+          >>> kvjax.drop_table("doc_delta_rows")
         """
         none = np.zeros(0, np.uint64) if self.since in self.checkpoint else None
         return pieces_of(self._found, self._slots, none)
@@ -78,6 +106,9 @@ def changes(
       slots: whether to also read the optimizer's slots. The rows of early deltas may have none, or fewer than those of
         later ones: a row gets them when an optimizer first trains it.
       base: where to look for the checkpoints that a delta builds on, as in `restore`.
+
+    Returns:
+      `TableDelta`; its rows are read when `TableDelta.rows` is asked for them.
 
     Raises:
       CheckpointError: there is no checkpoint, or one that is read is not there or damaged.

@@ -30,6 +30,19 @@ class TableDiff:
       largest: for each column of numbers, the largest difference between two elements; infinite if one is not finite.
       fields: options of the tables that differ: (first, second) by name.
       examples: a few keys that were "added", "removed" and "changed".
+
+    Example:
+      >>> import kvjax, tempfile
+      >>> table = kvjax.get_table("doc_table_diff", dim=1).upsert([7, 8], [[1.0], [2.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     kvjax.checkpoint.save(folder + "/0", [table])
+      ...     table = table.remove([7])
+      ...     kvjax.checkpoint.save(folder + "/1", [table])
+      ...     diff = kvjax.checkpoint.diff(folder + "/0", folder + "/1")
+      >>> table_diff = diff.tables["doc_table_diff"]
+      >>> table_diff.rows, table_diff.removed, table_diff.examples["removed"]
+      ((2, 1), 1, [7])
+      >>> kvjax.drop_table("doc_table_diff")
     """
 
     rows: tuple[int, int]
@@ -43,7 +56,20 @@ class TableDiff:
 
     @property
     def same(self) -> bool:
-        """Whether there is no difference."""
+        """Whether there is no difference.
+
+        Example:
+          >>> import kvjax, tempfile
+          >>> table = kvjax.get_table("doc_table_diff_same", dim=1).upsert([7, 8], [[1.0], [2.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     kvjax.checkpoint.save(folder + "/0", [table])
+          ...     table = table.remove([7])
+          ...     kvjax.checkpoint.save(folder + "/1", [table])
+          ...     diff = kvjax.checkpoint.diff(folder + "/0", folder + "/1")
+          >>> diff.tables["doc_table_diff_same"].same
+          False
+          >>> kvjax.drop_table("doc_table_diff_same")
+        """
         return not (self.added or self.removed or self.changed or self.fields)
 
 
@@ -55,6 +81,18 @@ class Diff:
       tables: differences of the tables that both have, by name.
       added: names of the tables that only the second has.
       removed: names of those that only the first has.
+
+    Example:
+      >>> import kvjax, tempfile
+      >>> table = kvjax.get_table("doc_diff_class", dim=1).upsert([7, 8], [[1.0], [2.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     kvjax.checkpoint.save(folder + "/0", [table])
+      ...     table = table.remove([7])
+      ...     kvjax.checkpoint.save(folder + "/1", [table])
+      ...     diff = kvjax.checkpoint.diff(folder + "/0", folder + "/1")
+      >>> list(diff.tables), diff.added, diff.removed, diff.same
+      (['doc_diff_class'], (), (), False)
+      >>> kvjax.drop_table("doc_diff_class")
     """
 
     tables: Mapping[str, TableDiff]
@@ -63,7 +101,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether there are no differences."""
+        """Whether there are no differences, neither of tables nor in which there are."""
         return not self.added and not self.removed and all(table.same for table in self.tables.values())
 
 

@@ -50,7 +50,17 @@ _LONGEST_NAME = 200  # of the 255 bytes that file systems take: whoever copies a
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read as tables."""
+    """A checkpoint that cannot be read as tables.
+
+    Example:
+      >>> import kvjax, tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     try:
+      ...         kvjax.checkpoint.restore(folder)
+      ...     except kvjax.checkpoint.CheckpointError as error:
+      ...         print(str(error).split(",")[0])
+      kvjax: restore: want a checkpoint of tables
+    """
 
 
 class LostBaseError(CheckpointError):

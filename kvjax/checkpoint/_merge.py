@@ -39,6 +39,18 @@ class MergeReport:
       of: number of rows in each checkpoint; 0 if it has no such table.
       shared: number of keys for which more than one checkpoint has a row; with an ancestor, a row that differs from the
         ancestor's.
+
+    Example:
+      >>> import kvjax, tempfile
+      >>> table = kvjax.get_table("doc_merge_report", dim=1).upsert([7, 8], [[1.0], [2.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     kvjax.checkpoint.save(folder + "/0", [table])
+      ...     table = table.remove([7]).upsert([9], [[3.0]])
+      ...     kvjax.checkpoint.save(folder + "/1", [table])
+      ...     merged = kvjax.checkpoint.merge([folder + "/0", folder + "/1"], folder + "/both")
+      >>> merged["doc_merge_report"]
+      MergeReport(rows=3, of=(2, 2), shared=1)
+      >>> kvjax.drop_table("doc_merge_report")
     """
 
     rows: int

@@ -97,7 +97,10 @@ def restore(
       CheckpointError: there is no checkpoint, or it is damaged, or a checkpoint that a delta builds on is missing.
       ValueError: a table has other options than the saved one, a function is missing, an argument does not fit, or the
         calls of several processes are not the same.
-      TypeError: `keys` are not keys, or JAX may have cut them to 32 bits; or the call is inside ``jit``.
+      TypeError: `keys` are not keys, or JAX may have cut them to 32 bits; `tables` or `path` is something else; or the
+        call is inside ``jit``.
+      RuntimeError: there is no backend for the storage of a new table.
+      MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``; or there is no memory for them.
 
     Example:
       >>> import kvjax, numpy as np, tempfile

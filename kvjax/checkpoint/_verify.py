@@ -24,6 +24,16 @@ class FileReport:
       table: name of the table that it belongs to; "" for files of the whole checkpoint.
       size: in bytes, as listed.
       problem: what is wrong with it, or None.
+
+    Example:
+      >>> import kvjax, tempfile
+      >>> table = kvjax.get_table("doc_file_report", dim=1).upsert([7], [[1.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     kvjax.checkpoint.save(folder + "/0", [table])
+      ...     verified = kvjax.checkpoint.verify(folder + "/0")
+      >>> verified.files[0]  # doctest: +ELLIPSIS
+      FileReport(path='kvjax.json', table='', size=..., problem=None)
+      >>> kvjax.drop_table("doc_file_report")
     """
 
     path: str
@@ -40,6 +50,19 @@ class BaseReport:
       digest: of its manifest.
       tables: names of the tables that need it.
       problem: what is wrong, and the mend.
+
+    Example:
+      >>> import kvjax, shutil, tempfile
+      >>> table = kvjax.get_table("doc_base_report", dim=1).upsert([7], [[1.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     kvjax.checkpoint.save(folder + "/0", [table], cursor="c")
+      ...     table = table.upsert([8], [[2.0]])
+      ...     kvjax.checkpoint.save(folder + "/1", [table], since="c")
+      ...     shutil.rmtree(folder + "/0")
+      ...     verified = kvjax.checkpoint.verify(folder + "/1")
+      >>> verified.ok, [lost.tables for lost in verified.missing]
+      (False, [('doc_base_report',)])
+      >>> kvjax.drop_table("doc_base_report")
     """
 
     digest: str
@@ -58,6 +81,16 @@ class Verified:
       has_manifest: whether there are digests. In the first format, which has none, arrays have only the checksums of
         zarr, and each of `files` is a whole table.
       missing: for a delta, the missing checkpoints of its chain, each the first one below those that are there.
+
+    Example:
+      >>> import kvjax, tempfile
+      >>> table = kvjax.get_table("doc_verified", dim=1).upsert([7], [[1.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     kvjax.checkpoint.save(folder + "/0", [table])
+      ...     verified = kvjax.checkpoint.verify(folder + "/0")
+      >>> verified.ok, verified.problems, verified.bytes == sum(file.size for file in verified.files)
+      (True, (), True)
+      >>> kvjax.drop_table("doc_verified")
     """
 
     path: AnyPath
@@ -78,7 +111,7 @@ class Verified:
 
     @property
     def bytes(self) -> int:
-        """The size of all files together."""
+        """The size of all files together, in bytes."""
         return sum(file.size for file in self.files)
 
 

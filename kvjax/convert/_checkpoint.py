@@ -34,6 +34,16 @@ class ExportReport:
       format: of the file.
       error: the report of the quantisation error, if rows were quantised.
       left: what the format cannot hold, one line each.
+
+    Example:
+      >>> import kvjax, tempfile
+      >>> table = kvjax.get_table("doc_export_report", dim=2).upsert([7, 8], [[1.0, 2.0], [0.0, 0.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     kvjax.checkpoint.save(folder + "/one", [table])
+      ...     report = kvjax.convert.export_checkpoint(folder + "/one", folder + "/out.npz")
+      >>> report.rows
+      2
+      >>> kvjax.drop_table("doc_export_report")
     """
 
     table: str

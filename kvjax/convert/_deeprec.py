@@ -32,6 +32,9 @@ def from_deeprec(
         table has been trained with it once, ``table.export(slots=True).slots`` has the names). Others are left.
       fill: see `from_tfra`.
 
+    Returns:
+      `Imported`: rows in the order of the files, slots ``(n, dim)`` or ``(n,)`` by their names in kvjax's optimizer.
+
     Raises:
       FileError: there is no such checkpoint or variable, a part is missing, the bytes are damaged, or tensors do not
         fit each other.

@@ -46,6 +46,9 @@ def from_dynamicemb(
       scores: what each score of a key is: "freqs" (strategy LFU), "versions" (STEP), or None to leave it. By default
         ("freqs",) if the table evicts by LFU and has one score for each key; otherwise scores are left.
 
+    Returns:
+      `Imported`: rows in the order of the files, slots ``(n, dim)`` or ``(n,)`` by their names in kvjax's optimizer.
+
     Raises:
       FileError: a rank is missing, or sizes do not fit.
 

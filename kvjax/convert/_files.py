@@ -32,6 +32,9 @@ def from_safetensors(path: str | os.PathLike[str], columns: Mapping[str, str | N
         of a sharded table. Their rows are read together.
       columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
+    Returns:
+      `Imported`: rows in the order of the file, and the slots that it has.
+
     Raises:
       ValueError: it is not such a file, lacks a column, or columns do not fit each other.
       ImportError: safetensors is not installed.
@@ -60,6 +63,9 @@ def from_npz(path: str | os.PathLike[str], columns: Mapping[str, str | None] | N
         of a sharded table. Their rows are read together.
       columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
+    Returns:
+      `Imported`: rows in the order of the file, and the slots that it has.
+
     Raises:
       ValueError: it is not such a file, lacks a column, or columns do not fit each other.
 
@@ -85,9 +91,21 @@ def from_parquet(path: str | os.PathLike[str], columns: Mapping[str, str | None]
         of a sharded table. Their rows are read together.
       columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
+    Returns:
+      `Imported`: rows in the order of the file, and the slots that it has.
+
     Raises:
       ValueError: it is not such a file, lacks a column, has nulls, or columns do not fit each other.
       ImportError: pyarrow is not installed.
+
+    Example:
+      >>> import tempfile, kvjax, pyarrow, pyarrow.parquet
+      >>> path = tempfile.mkdtemp() + "/items.parquet"
+      >>> items = pyarrow.table({"id": [7, 8], "values": [[1.0, 2.0], [3.0, 4.0]]})
+      >>> pyarrow.parquet.write_table(items, path)
+      >>> imported = kvjax.convert.from_parquet(path, {"keys": "id"})
+      >>> imported.rows.keys.tolist(), imported.rows.values.tolist()
+      ([7, 8], [[1.0, 2.0], [3.0, 4.0]])
     """
     with fetched(path, "from_parquet") as file:
         return open_file("parquet", file, columns).read()
@@ -99,6 +117,9 @@ def from_dense(embedding: ArrayLike, keys: ArrayLike | None = None) -> Imported:
     Args:
       embedding: ``(n, dim)`` floats.
       keys: ``(n,)`` integers, the key of each row; by default its number.
+
+    Returns:
+      `Imported`: row i of the array under the key i.
 
     Raises:
       ValueError: keys and rows do not fit each other, or a key occurs twice.

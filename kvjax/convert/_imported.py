@@ -26,6 +26,9 @@ class Imported:
       source: the files, in words.
       left: what was not taken, and why, one line each.
 
+    Raises:
+      ValueError, TypeError, MemoryError: from `make` and `load`, see there.
+
     Example:
       >>> import kvjax, numpy as np
       >>> kvjax.convert.from_dense(np.ones((3, 2), np.float32))
@@ -58,6 +61,7 @@ class Imported:
         Raises:
           ValueError: there is a table of that name, or a table cannot have the dtype of the rows.
           MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``.
+          TypeError: `dim` is among the options: the rows have it.
 
         Example:
           >>> import kvjax, numpy as np

@@ -38,8 +38,21 @@ def from_sok(
         Others are left.
       fill: see `from_tfra`.
 
+    Returns:
+      `Imported`: rows in the order of the files, slots ``(n, dim)`` or ``(n,)`` by their names in kvjax's optimizer.
+
     Raises:
       FileError: a file is missing or is not one of SOK's, or sizes do not fit each other.
+
+    Example:
+      >>> import tempfile, pathlib, kvjax, numpy as np
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> def header(kind, dtype):  # name, kind, slot and dtype
+      ...     return b"ad".ljust(256) + kind.to_bytes(4, "big") + bytes(32) + dtype.to_bytes(4, "big")
+      >>> _ = (folder / "ad-key").write_bytes(header(0, 1) + np.array([7, 2**40]).tobytes())
+      >>> _ = (folder / "ad-weight").write_bytes(header(1, 5) + np.ones((2, 3), np.float32).tobytes())
+      >>> kvjax.convert.from_sok(folder, "ad")
+      Imported(rows=2, dim=3, float32, keys int64, of SOK's 'ad')
     """
     return open_sok(folder, name, slots=slots, fill=fill).read()
 

@@ -32,10 +32,21 @@ def from_tfplus(
         are left.
       fill: see `from_tfra`.
 
+    Returns:
+      `Imported`: rows in the order of the files, slots ``(n, dim)`` or ``(n,)`` by their names in kvjax's optimizer.
+
     Raises:
       FileError: there is no such checkpoint or variable, a part is missing, it is a delta, the bytes are damaged, or
         tensors do not fit each other.
       ImportError: google-crc32c is not installed.
+
+    Example:
+      >>> import tempfile, kvjax, numpy as np
+      >>> rows = kvjax.convert.from_dense(np.ones((3, 2), np.float32)).rows
+      >>> prefix = tempfile.mkdtemp() + "/model.ckpt-1"
+      >>> rows.to_deeprec(prefix, "items")  # whose keys and values have the names of TFPlus
+      >>> sorted(kvjax.convert.from_tfplus(prefix, "items").rows.keys.tolist())
+      [0, 1, 2]
     """
     return open_tfplus(path, name, slots=slots, fill=fill).read()
 

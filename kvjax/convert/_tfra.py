@@ -44,6 +44,9 @@ def from_tfra(
         Adam counts its steps once for all rows, ``optax.adam`` in a table for each row: ``{"count": 10_000}`` after
         10,000 steps.
 
+    Returns:
+      `Imported`: rows in the order of the files, slots ``(n, dim)`` or ``(n,)`` by their names in kvjax's optimizer.
+
     Raises:
       FileError: a shard is missing, or sizes do not fit.
 

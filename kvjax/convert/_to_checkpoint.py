@@ -59,6 +59,13 @@ class ImportReport:
       rows: number of rows in the checkpoint.
       total: number of rows in the source.
       left: what was not taken, and why, one line each.
+
+    Example:
+      >>> import kvjax, numpy as np, tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     np.savez(folder + "/items.npz", keys=np.array([7, 8]), values=np.ones((2, 3), np.float32))
+      ...     kvjax.convert.import_checkpoint(folder + "/items.npz", folder + "/one")
+      ImportReport(table='items', rows=2, total=2, left=())
     """
 
     table: str

@@ -40,6 +40,20 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     shards. If a table is not sharded over processes, each process has its own copy: process 0 writes its copy, and all
     read that; a save warns if another process has other rows. An error in one process is raised in all, except for
     errors while files are written: then the others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
+
+    Raises:
+      CheckpointError, ValueError, TypeError, MemoryError: as `kvjax.checkpoint.save` and `restore`.
+
+    Example:
+      >>> import tempfile, kvjax, orbax.checkpoint as ocp
+      >>> table = kvjax.get_table("doc_handler", dim=1).upsert([7], [[1.0]])
+      >>> with tempfile.TemporaryDirectory() as folder, ocp.Checkpointer(kvjax.orbax.TableHandler()) as checkpointer:
+      ...     checkpointer.save(folder + "/one", args=kvjax.orbax.TableSave({"doc_handler": table}))
+      ...     kvjax.drop_table("doc_handler")
+      ...     tables = checkpointer.restore(folder + "/one", args=kvjax.orbax.TableRestore())
+      >>> tables["doc_handler"].lookup(7).tolist()
+      [1.0]
+      >>> kvjax.drop_table("doc_handler")
     """
 
     _last: tuple[AnyPath, ...] = ()  # where the last save with a cursor is, behind what it builds on
@@ -55,18 +69,75 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         return [future.CommitFutureAwaitingContractedSignals(commit(), name="kvjax_tables")]
 
     def save(self, directory: str | os.PathLike[str], args: TableSave) -> None:
+        """Saves tables into a folder, and waits for the end. Orbax calls it.
+
+        Args:
+          directory: the folder, which is made if it is not there.
+          args: what to save.
+
+        Raises:
+          CheckpointError, ValueError, TypeError, OSError: as `kvjax.checkpoint.save`.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> table = kvjax.get_table("doc_handler_save", dim=1).upsert([7], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     kvjax.orbax.TableHandler().save(folder, kvjax.orbax.TableSave({"doc_handler_save": table}))
+          ...     tables = kvjax.orbax.TableHandler().restore(folder)
+          >>> tables["doc_handler_save"].lookup(7).tolist()
+          [1.0]
+          >>> kvjax.drop_table("doc_handler_save")
+        """
         place = anywhere(directory, "save")
         write(place, copied(args.tables, place, args.prune, args.cursor, args.delta_since))
         if jax.process_count() == 1:  # else Orbax calls it, when all are here
             self.finalize(directory)
 
     def restore(self, directory: str | os.PathLike[str], args: TableRestore | None = None) -> dict[str, Table]:
+        """Restores tables from a folder. Orbax calls it.
+
+        Args:
+          directory: the folder.
+          args: what to restore, and how; by default all tables, as they were saved.
+
+        Returns:
+          The live handles, by name.
+
+        Raises:
+          CheckpointError, ValueError, TypeError, MemoryError: as `kvjax.checkpoint.restore`.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> table = kvjax.get_table("doc_handler_restore", dim=1).upsert([7], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     kvjax.orbax.TableHandler().save(folder, kvjax.orbax.TableSave({"doc_handler_restore": table}))
+          ...     tables = kvjax.orbax.TableHandler().restore(folder)
+          >>> tables["doc_handler_restore"].lookup(7).tolist()
+          [1.0]
+          >>> kvjax.drop_table("doc_handler_restore")
+        """
         args = args or TableRestore()
         place = anywhere(directory, "restore")
         return restore_all(lambda: Chain(Catalog(place), args.base), args.tables, args, args.cursor)
 
     def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
-        """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
+        """What each table of a checkpoint is, by name, as ``kvjax.json`` says it.
+
+        Returns:
+          By name of the table: "dim", "dtype", "options" and the other fields of its ``kvjax.json`` (docs/format.md).
+
+        Raises:
+          CheckpointError: there is no checkpoint of tables in the folder, or it is damaged.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> table = kvjax.get_table("doc_metadata", dim=2).upsert([7], [[1.0, 2.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     kvjax.checkpoint.save(folder + "/one", [table])
+          ...     kvjax.orbax.TableHandler().metadata(folder + "/one")["doc_metadata"]["dim"]
+          2
+          >>> kvjax.drop_table("doc_metadata")
+        """
         return Catalog(anywhere(directory, "metadata"), "metadata").metas()
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
@@ -104,6 +175,9 @@ class TableSave(ocp.args.CheckpointArgs):
         (``max_to_keep=``) must keep those that deltas build on, or the deltas do not restore: save everything, with
         ``cursor=``, more often than it deletes. If they are gone, a warning comes with the next delta, or when the
         manager is closed.
+
+    Raises:
+      CheckpointError, ValueError, TypeError, OSError: from the save, as `kvjax.checkpoint.save`.
 
     Example:
       >>> import tempfile, kvjax, numpy as np, orbax.checkpoint as ocp
@@ -155,6 +229,9 @@ class TableRestore(RestoreOptions, ocp.args.CheckpointArgs):
       own_initializer: an existing table keeps its initializer and seed, as in `kvjax.checkpoint.restore`.
       base: for a delta, where to look for the checkpoints that it builds on, before the other steps.
       cursor: puts a cursor of this name at the checkpoint, so that deltas can start there.
+
+    Raises:
+      CheckpointError, ValueError, TypeError, MemoryError: from the restore, as `kvjax.checkpoint.restore`.
 
     Example:
       >>> import tempfile, jax, kvjax, numpy as np, orbax.checkpoint as ocp

@@ -47,6 +47,10 @@ class StatefulTables:
       delta_since: name of the cursor since which to save what has changed, as there.
       base: where to look for the checkpoints that a delta builds on, as in `TableRestore`.
 
+    Raises:
+      TypeError: `tables` is a list of something other than tables.
+      CheckpointError, ValueError, MemoryError: from a save or a load, as `kvjax.checkpoint.save` and `restore`.
+
     Example:
       >>> import kvjax.orbax, numpy as np, tempfile
       >>> from orbax.checkpoint import v1 as ocp
@@ -75,7 +79,32 @@ class StatefulTables:
         return f"StatefulTables({list(self.tables)})"
 
     async def save(self, directory: v1.path.PathAwaitingCreation) -> Awaitable[None]:
-        """Begins to save the tables; the result waits for the end."""
+        """Begins to save the tables; the result waits for the end. Orbax calls it.
+
+        Args:
+          directory: the folder that Orbax makes for the checkpointable.
+
+        Returns:
+          An awaitable that is done once all is written.
+
+        Raises:
+          RuntimeError: a handle is stale.
+          TypeError: `tables` holds something other than tables.
+          ValueError: a table cannot have a cursor, or `prune` is given beside one.
+          CheckpointError: there is no cursor of the name in `delta_since`; or, once it is awaited, another process has
+            not written its part within 10 minutes.
+          OSError: once it is awaited: the folder cannot be written.
+
+        Example:
+          >>> import kvjax.orbax, tempfile
+          >>> from orbax.checkpoint import v1 as ocp
+          >>> table = kvjax.get_table("doc_stateful_save", dim=1).upsert([7], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     ocp.save_checkpointables(folder + "/one", {"tables": kvjax.orbax.StatefulTables([table])})
+          ...     sorted(kvjax.checkpoint.restore(folder + "/one/tables"))
+          ['doc_stateful_save']
+          >>> kvjax.drop_table("doc_stateful_save")
+        """
         how = self.prune, self.cursor, self.delta_since
         stored = await begin(lambda: directory.await_creation(), self.tables, directory.path, *how)
         place = anywhere(directory.path, "save")
@@ -90,7 +119,32 @@ class StatefulTables:
         return commit()
 
     async def load(self, directory: v1.path.Path) -> Awaitable[None]:
-        """Restores the tables."""
+        """Restores the tables and puts their handles into `tables`. Orbax calls it.
+
+        Args:
+          directory: the folder of the checkpointable.
+
+        Returns:
+          An awaitable with nothing left to do: the tables are restored when this returns.
+
+        Raises:
+          CheckpointError: the checkpoint is not there, or damaged, or one that it builds on is missing.
+          ValueError: a table has other options than the saved one.
+          MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``.
+
+        Example:
+          >>> import kvjax.orbax, tempfile
+          >>> from orbax.checkpoint import v1 as ocp
+          >>> table = kvjax.get_table("doc_stateful_load", dim=1).upsert([7], [[1.0]])
+          >>> state = kvjax.orbax.StatefulTables([table])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     ocp.save_checkpointables(folder + "/one", {"tables": state})
+          ...     _ = table.clear()
+          ...     _ = ocp.load_checkpointables(folder + "/one", {"tables": state})
+          >>> state.tables["doc_stateful_load"].lookup(7).tolist()
+          [1.0]
+          >>> kvjax.drop_table("doc_stateful_load")
+        """
         place = anywhere(directory, "restore")
         self.tables = restore_all(lambda: Chain(Catalog(place), self.base), self.tables or None, RestoreOptions())
 

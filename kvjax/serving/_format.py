@@ -53,7 +53,18 @@ _PIECE = 1 << 24
 
 
 class FrozenError(ValueError):
-    """The error for a file that is not a frozen table, or is damaged."""
+    """The error for a file that is not a frozen table, or is damaged.
+
+    Example:
+      >>> import pathlib, tempfile, kvjax
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "t.frozen")
+      >>> _ = path.write_bytes(b"something else")
+      >>> try:
+      ...     kvjax.serving.FrozenTable.open(path)
+      ... except kvjax.serving.FrozenError:
+      ...     print("not a frozen table")
+      not a frozen table
+    """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,6 +43,9 @@ class FrozenTable(FrozenReads):
         quantisation. After an update, the worse of the old report and that of the changed rows.
       missing: the row ``(dim,)`` float32 that keys without a row read as; None if they read as their initial rows.
 
+    Raises:
+      TypeError: ``FrozenTable(path)`` is called; `open` and `write` make one.
+
     Example:
       >>> import tempfile, kvjax, numpy as np
       >>> table = kvjax.get_table("doc_frozen", dim=2, initializer=0.5).upsert(np.array([2**40, -1]), [[1, 2], [3, 4]])
@@ -74,9 +77,23 @@ class FrozenTable(FrozenReads):
           path: of a file that `write` or `update` has made.
           verify: whether to read all of the file and check its digests, see `verify`.
 
+        Returns:
+          The open table.
+
         Raises:
           FrozenError: the file is not a frozen table, or not complete.
           OSError: it cannot be opened.
+          TypeError, ValueError: `path` is not the path of a file on this machine.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> table = kvjax.get_table("doc_frozen_open", dim=1).upsert([7], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     _ = kvjax.serving.FrozenTable.write(folder + "/t.frozen", table)
+          ...     frozen = kvjax.serving.FrozenTable.open(folder + "/t.frozen", verify=True)
+          >>> frozen
+          FrozenTable('doc_frozen_open', dim=1, dtype=float32, rows=1, step=0)
+          >>> kvjax.drop_table("doc_frozen_open")
         """
         place = local(path, "FrozenTable.open")
         frozen = cls(place, read(place))
@@ -121,8 +138,22 @@ class FrozenTable(FrozenReads):
           The open table.
 
         Raises:
-          ValueError: rows cannot be quantised in this way, or `missing` must be given.
+          TypeError: `source` is none of these, or `prune` is neither a rule nor a function.
+          ValueError: rows cannot be quantised in this way, `missing` must be given, `name` is of no table, or an
+            argument does not fit the source.
+          CheckpointError: the checkpoint is not there, or damaged.
+          RuntimeError: the handle of a table is stale.
           OSError: the file cannot be written.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> table = kvjax.get_table("doc_frozen_write", dim=2).upsert([7, 8], [[127.0, 1.0], [0.0, 0.0]])
+          >>> prune = kvjax.Prune(zero_rows=True)
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     frozen = kvjax.serving.FrozenTable.write(folder + "/t.frozen", table, quantise="int8", prune=prune)
+          >>> frozen, frozen.lookup(7).tolist()
+          (FrozenTable('doc_frozen_write', dim=2, dtype=int8, rows=1, step=0), [127.0, 1.0])
+          >>> kvjax.drop_table("doc_frozen_write")
         """
         place = local(path, "FrozenTable.write")
         if isinstance(source, FrozenTable):
@@ -162,6 +193,8 @@ class FrozenTable(FrozenReads):
 
         Raises:
           ValueError: a key occurs twice, or the rows have another shape.
+          TypeError: the keys are not integers.
+          OSError: the file cannot be written.
 
         Example:
           >>> import tempfile, kvjax, numpy as np
@@ -190,8 +223,23 @@ class FrozenTable(FrozenReads):
     def refresh(self) -> FrozenTable:
         """The table that is at this path now: this one, unless another file has taken its place.
 
+        Returns:
+          This table, or the open one of the new file.
+
         Raises:
           FrozenError, OSError: the new file cannot be opened; this table can still be read.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> table = kvjax.get_table("doc_frozen_refresh", dim=1).upsert([7], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     frozen = kvjax.serving.FrozenTable.write(folder + "/t.frozen", table)
+          ...     same = frozen.refresh() is frozen
+          ...     _ = kvjax.serving.FrozenTable.write(folder + "/t.frozen", table.upsert([7], [[2.0]]))
+          ...     newer = frozen.refresh()
+          >>> same, frozen.lookup(7).tolist(), newer.lookup(7).tolist()
+          (True, [1.0], [2.0])
+          >>> kvjax.drop_table("doc_frozen_refresh")
         """
         with finding(self.path, "refresh"):
             now = identity_of(os.stat(self.path))
@@ -205,6 +253,13 @@ class FrozenTable(FrozenReads):
 
         Raises:
           FrozenError: the file is not as it was written.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> table = kvjax.get_table("doc_frozen_verify", dim=1).upsert([7], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     kvjax.serving.FrozenTable.write(folder + "/t.frozen", table).verify()  # no error
+          >>> kvjax.drop_table("doc_frozen_verify")
         """
         check(self.path, self._mapped)
 
@@ -213,7 +268,7 @@ class FrozenTable(FrozenReads):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file's arrays."""
+        """The size of the file's arrays in bytes."""
         return sum(array.nbytes for array in self._mapped.arrays.values())
 
     def __repr__(self) -> str:

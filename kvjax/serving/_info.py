@@ -41,6 +41,19 @@ class ReleaseInfo:
         contains those of its arrays), and of all bytes of each other file. None if they were not recorded (early
         releases).
       damaged: why the other attributes are not known; the release then cannot be opened. None if they are known.
+
+    Example:
+      >>> import tempfile, kvjax
+      >>> from kvjax.serving import Changes, Releases
+      >>> user = kvjax.get_table("doc_release_info", dim=1).upsert([1], [[1.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     releases = Releases(folder)
+      ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+      ...     _ = releases.update({"user": Changes([1], [[9.0]])})
+      ...     last = releases.rollback(1).info
+      >>> last.number, last.again, last.original, last.damaged, sorted(last.digests)
+      (3, 1, 1, None, ['files/bias', 'user.frozen'])
+      >>> kvjax.drop_table("doc_release_info")
     """
 
     number: int

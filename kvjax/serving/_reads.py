@@ -78,8 +78,19 @@ class FrozenReads:
           Rows ``(..., dim)`` float32, or ``(rows, found)`` with found ``(...)`` bool.
 
         Raises:
-          TypeError: the keys are not integers, or the mask is not bool.
-          ValueError: the mask has another shape, or the initial rows are not known.
+          TypeError: the keys are not integers, may have been cut to 32 bits, or are traced by JAX (see
+            `FrozenTable.as_jax`); or the mask is not bool.
+          ValueError: the mask has another shape, `missing` is none of these, or the initial rows are not known.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> table = kvjax.get_table("doc_frozen_lookup", dim=1, initializer=0.5).upsert([7], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     frozen = kvjax.serving.FrozenTable.write(folder + "/t.frozen", table)
+          >>> rows, found = frozen.lookup([[7, 9, -1]], pad_id=-1, return_found=True)
+          >>> rows[..., 0].tolist(), found.tolist()
+          ([[1.0, 0.5, 0.0]], [[True, False, False]])
+          >>> kvjax.drop_table("doc_frozen_lookup")
         """
         bits = self._bits(keys, "lookup")
         valid = self._valid(keys, bits, mask, pad_id, "lookup")
@@ -167,12 +178,36 @@ class FrozenReads:
 
         Returns:
           ``(...)`` bool.
+
+        Raises:
+          TypeError: the keys are not integers, may have been cut to 32 bits, or are traced by JAX (see
+            `FrozenTable.as_jax`).
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> table = kvjax.get_table("doc_frozen_contains", dim=1).upsert([7, 8], [[1.0], [2.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     frozen = kvjax.serving.FrozenTable.write(folder + "/t.frozen", table)
+          >>> frozen.contains([7, 9]).tolist()
+          [True, False]
+          >>> kvjax.drop_table("doc_frozen_contains")
         """
         bits = self._bits(keys, "contains")
         return find(self._hashes, self._starts, self._steps, mixed(bits.reshape(-1)))[1].reshape(bits.shape)
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """All keys ``(n,)`` int64 (uint64 for a table of unsigned keys), and their rows ``(n, dim)`` float32."""
+        """All keys ``(n,)`` int64 (uint64 for a table of unsigned keys), and their rows ``(n, dim)`` float32.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> table = kvjax.get_table("doc_frozen_export", dim=1).upsert([7, 8], [[1.0], [2.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     frozen = kvjax.serving.FrozenTable.write(folder + "/t.frozen", table)
+          >>> keys, rows = frozen.export()
+          >>> sorted(zip(keys.tolist(), rows.tolist()))
+          [(7, [1.0]), (8, [2.0])]
+          >>> kvjax.drop_table("doc_frozen_export")
+        """
         n, unsigned = len(self), self._key_dtype.startswith("u")
         scales = None if self._scales is None else self._scales[:n]
         keys = unmixed(self._hashes[:n])
@@ -186,7 +221,7 @@ class FrozenReads:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """``(rows, dim)``."""
+        """``(rows, dim)``, the number of rows and their width."""
         return len(self), self.dim
 
     # ---- inside ----------------------------------------------------------------------------------------------

@@ -19,7 +19,23 @@ from kvjax.serving._reads import IdsLike
 
 
 class PausedError(RuntimeError):
-    """The error of a write to releases that are paused: the current release stays until `Releases.resume`."""
+    """The error of a write to releases that are paused: the current release stays until `Releases.resume`.
+
+    Example:
+      >>> import tempfile, kvjax
+      >>> from kvjax.serving import PausedError, Releases
+      >>> user = kvjax.get_table("doc_paused_error", dim=1).upsert([1], [[1.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     releases = Releases(folder)
+      ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+      ...     _ = releases.rollback(1)
+      ...     try:
+      ...         releases.publish({"user": user})
+      ...     except PausedError:
+      ...         print("paused")
+      paused
+      >>> kvjax.drop_table("doc_paused_error")
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +47,21 @@ class Changes:
       rows: ``(n, dim)``, the new rows of these keys.
       removed: ``(m,)`` keys whose rows are removed.
       step: the table's last step after the changes; None if it stays.
+
+    Raises:
+      TypeError, ValueError: from `Releases.update`, as `FrozenTable.update`; nothing is checked before.
+
+    Example:
+      >>> import tempfile, kvjax
+      >>> from kvjax.serving import Changes, Releases
+      >>> user = kvjax.get_table("doc_changes_class", dim=1).upsert([1], [[1.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     releases = Releases(folder)
+      ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+      ...     second = releases.update({"user": Changes([2], [[9.0]], removed=[1])})
+      >>> second["user"].lookup([1, 2])[:, 0].tolist()
+      [0.0, 9.0]
+      >>> kvjax.drop_table("doc_changes_class")
     """
 
     keys: IdsLike = ()
@@ -76,6 +107,20 @@ class Release(Mapping[str, FrozenTable]):
       path: of its folder.
       checkpoint: digests of the checkpoint that its tables come from; () if there is none.
       info: what else is known of it.
+
+    Raises:
+      KeyError: from ``release[name]``: it has no such table.
+
+    Example:
+      >>> import tempfile, kvjax
+      >>> from kvjax.serving import Releases
+      >>> user = kvjax.get_table("doc_release", dim=1).upsert([1], [[1.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     releases = Releases(folder)
+      ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+      >>> first, first["user"].lookup(1).tolist()
+      (Release(1, tables=['user'], files=['bias']), [1.0])
+      >>> kvjax.drop_table("doc_release")
     """
 
     def __init__(self, path: Path) -> None:
@@ -136,7 +181,19 @@ class Release(Mapping[str, FrozenTable]):
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The other files, by name."""
+        """The other files of the release, their bytes by name.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> from kvjax.serving import Releases
+          >>> user = kvjax.get_table("doc_release_files", dim=1).upsert([1], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     releases = Releases(folder)
+          ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+          >>> first.files
+          {'bias': b'0.5'}
+          >>> kvjax.drop_table("doc_release_files")
+        """
         return dict(self._files)
 
     def __repr__(self) -> str:

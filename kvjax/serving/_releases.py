@@ -39,6 +39,9 @@ class Releases:
     Args:
       path: the folder, on one file system; the first release makes it.
 
+    Raises:
+      TypeError, ValueError: `path` is not the path of a folder on this machine.
+
     Example:
       >>> import tempfile, kvjax, numpy as np
       >>> from kvjax.serving import Changes, Releases
@@ -65,8 +68,26 @@ class Releases:
     def current(self) -> Release:
         """The release that the last `refresh` returned; at the first call, the current release.
 
+        Returns:
+          An open `Release`; the same one until the next `refresh`.
+
         Raises:
           FrozenError: none has been published, or it is damaged.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> from kvjax.serving import Changes, Releases
+          >>> user = kvjax.get_table("doc_current", dim=1).upsert([1], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     releases = Releases(folder)
+          ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+          ...     server = Releases(folder)
+          ...     numbers = [server.current().number]
+          ...     _ = releases.update({"user": Changes([1], [[9.0]])})
+          ...     numbers += [server.current().number, server.refresh().number, server.current().number]
+          >>> numbers
+          [1, 1, 2, 2]
+          >>> kvjax.drop_table("doc_current")
         """
         current = self._current
         return self.refresh() if current is None else current
@@ -74,8 +95,26 @@ class Releases:
     def refresh(self) -> Release:
         """The release that is current now. The call reads one small file.
 
+        Returns:
+          An open `Release`; the one of before if it is still the current one.
+
         Raises:
           FrozenError: none has been published, or it is damaged; then `current` still returns the previous one.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> from kvjax.serving import Changes, Releases
+          >>> user = kvjax.get_table("doc_releases_refresh", dim=1).upsert([1], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     releases = Releases(folder)
+          ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+          ...     server = Releases(folder)
+          ...     same = server.refresh() is server.refresh()
+          ...     _ = releases.update({"user": Changes([1], [[9.0]])})
+          ...     now = server.refresh()
+          >>> same, now.number, now["user"].lookup(1).tolist()
+          (True, 2, [9.0])
+          >>> kvjax.drop_table("doc_releases_refresh")
         """
         with self._opening:
             while True:
@@ -93,8 +132,24 @@ class Releases:
         """What is known of the available releases, in order of publication. The last one is the current one. If what
         is known of one is damaged, its info says so; whether its tables and files are there, `open` says.
 
+        Returns:
+          A list of `ReleaseInfo`, oldest first.
+
         Raises:
           FrozenError: none has been published.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> from kvjax.serving import Changes, Releases
+          >>> user = kvjax.get_table("doc_history", dim=1).upsert([1], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     releases = Releases(folder)
+          ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+          ...     _ = releases.update({"user": Changes([1], [[9.0]])})
+          ...     infos = releases.history()
+          >>> [(info.number, info.damaged) for info in infos]
+          [(1, None), (2, None)]
+          >>> kvjax.drop_table("doc_history")
         """
         while True:
             found: list[ReleaseInfo] = []
@@ -111,9 +166,26 @@ class Releases:
         Args:
           number: of the release.
 
+        Returns:
+          The open `Release`; `current` stays what it is.
+
         Raises:
           KeyError: it is not there.
           FrozenError: none has been published, or it is damaged.
+          TypeError: `number` is not an integer.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> from kvjax.serving import Changes, Releases
+          >>> user = kvjax.get_table("doc_releases_open", dim=1).upsert([1], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     releases = Releases(folder)
+          ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+          ...     _ = releases.update({"user": Changes([1], [[9.0]])})
+          ...     before = Releases(folder).open(1)
+          >>> before.number, before["user"].lookup(1).tolist()
+          (1, [1.0])
+          >>> kvjax.drop_table("doc_releases_open")
         """
         return self._open(number, "open")
 
@@ -161,10 +233,23 @@ class Releases:
           prune: as there.
           missing: as there.
 
+        Returns:
+          The new release, which `current` then returns too.
+
         Raises:
-          ValueError, OSError: as `FrozenTable.write`; the current release stays.
-          TypeError: `tables` is not a mapping from names.
+          ValueError, OSError: as `FrozenTable.write`, or a name or `keep` is not possible; the current release stays.
+          TypeError: `tables` or `files` is not a mapping from names, a file is not bytes, or `keep` is not an integer.
           PausedError: the releases are paused, by `rollback`.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> from kvjax.serving import Releases
+          >>> user = kvjax.get_table("doc_publish", dim=1).upsert([1], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     release = Releases(folder).publish({"user": user}, {"bias": b"0.5"})
+          >>> release, release["user"].lookup(1).tolist()
+          (Release(1, tables=['user'], files=['bias']), [1.0])
+          >>> kvjax.drop_table("doc_publish")
         """
         check_by_name("publish", tables, files)
         with self._new("publish", keep) as folder:
@@ -185,10 +270,27 @@ class Releases:
           files: those that change, by name.
           keep: see `publish`.
 
+        Returns:
+          The new release, which `current` then returns too.
+
         Raises:
           KeyError: a table is not in the current release.
           ValueError, OSError: as `FrozenTable.update`; the current release stays.
           PausedError: the releases are paused, by `rollback`.
+          TypeError: `changes` or `files` is not a mapping from names, a value is not `Changes` or bytes, or `keep` is
+            not an integer.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> from kvjax.serving import Changes, Releases
+          >>> user = kvjax.get_table("doc_releases_update", dim=1).upsert([1], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     releases = Releases(folder)
+          ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+          ...     second = releases.update({"user": Changes([2], [[9.0]])}, {"bias": b"0.9"})
+          >>> second["user"].lookup([1, 2])[:, 0].tolist(), second.files
+          ([1.0, 9.0], {'bias': b'0.9'})
+          >>> kvjax.drop_table("doc_releases_update")
         """
         check_by_name("update", changes, files)
         check_changes(changes)
@@ -251,6 +353,9 @@ class Releases:
             different name. After a change of `prune`, whole tables are written.
           missing: as there; by default as in the current release, except for a row that unadmitted keys share.
           base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
+
+        Returns:
+          The new release; the current one if it has these tables already, or the releases are paused.
 
         Raises:
           CheckpointError: there is no checkpoint, it is damaged, or has no table of a name in `tables`; the current
@@ -365,6 +470,21 @@ class Releases:
 
         Raises:
           FrozenError: none has been published.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> from kvjax.serving import Releases
+          >>> user = kvjax.get_table("doc_resume", dim=1).upsert([1], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     releases = Releases(folder)
+          ...     first = releases.publish({"user": user}, {"bias": b"0.5"})
+          ...     _ = releases.rollback(1)
+          ...     before = releases.paused
+          ...     releases.resume()
+          ...     after = releases.paused
+          >>> before, after
+          (True, False)
+          >>> kvjax.drop_table("doc_resume")
         """
         self._folder.name("resume")
         with self._folder.locked("resume"):
