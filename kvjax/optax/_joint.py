@@ -144,8 +144,8 @@ def _begun(tx: optax.GradientTransformationExtraArgs, leaves: Sequence[Any], tre
     if any(getattr(leaf, "ndim", 0) > 0 for leaf in jax.tree.leaves(state)):
         raise fail(
             ValueError, None, "joint", "a transform without state per element (clipping, scaling)",
-            "one with arrays in its state", "rows differ from step to step, so put it into kvjax.optax.partition, whose "
-            "tables take kvjax.optax.add_row_noise for noise",
+            "one with arrays in its state", "rows differ from step to step, so put it into kvjax.optax.partition, "
+            "whose tables take kvjax.optax.add_row_noise for noise",
         )  # fmt: skip
     _check_rows(tx, treedef, places)
     return state
