@@ -87,7 +87,8 @@ class Keys:
           `Keys`.
 
         Raises:
-          ValueError, TypeError: NumPy's or JAX's, if there are no parts, or their shapes do not fit.
+          TypeError: there are no parts, or one is no `Keys`.
+          ValueError, TypeError: NumPy's or JAX's, if their shapes do not fit.
 
         Example:
           >>> import kvjax
@@ -95,6 +96,9 @@ class Keys:
           Keys([[1, 3],
                 [2, 4]])
         """
+        if not parts or not all(isinstance(part, Keys) for part in parts):  # pyright: ignore[reportUnnecessaryIsInstance]
+            got = [type(part).__name__ for part in parts]
+            raise TypeError(f"kvjax: keys, concatenate: want several Keys, got {got}; make each by kvjax.keys")
         words: list[Any] = [part.words for part in parts]
         join = np.concatenate if all(isinstance(w, np.ndarray) for w in words) else jnp.concatenate
         counts = joined([(part.counts, part.shape) for part in parts], axis)

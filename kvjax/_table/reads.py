@@ -324,7 +324,7 @@ def _slot_types(
     """The slots of a table, of which one has this name; `before` says what to do before there are any."""
     if tx is not None:
         with of_table(table.name, op):
-            layout = as_rowwise(tx).layout(table.dim)
+            layout = as_rowwise(tx, f"table {table.name!r}, {op}").layout(table.dim)
         types = dict(zip(layout.names, layout.types, strict=True))
     else:
         if not isinstance(version_to_read(table, op), Tracer):

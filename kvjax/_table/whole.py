@@ -261,7 +261,7 @@ class Whole(Handle):
         op, placement = "switch_optimizer", self.spec.placement
 
         def begin() -> tuple[Rowwise, jax.Array, dict[str, str], Snapshot]:
-            rowwise, version = as_rowwise(tx), version_to_write(self, op)
+            rowwise, version = as_rowwise(tx, f"table {self.name!r}, {op}"), version_to_write(self, op)
             with of_table(self.name, op):
                 slots = rowwise.layout(self.dim).type_texts
             before = contents.snapshot(self.spec, op, version_on_host(self, op), True, self.spec.originals)

@@ -235,7 +235,7 @@ class Writes(Handle):
           ([0.5, 0.5], 2, 1)
           >>> kvjax.drop_table("doc_apply")
         """
-        rowwise = as_rowwise(tx)
+        rowwise = as_rowwise(tx, f"table {self.name!r}, apply")
         check_gradient(self, rowwise, grads, state)
         return train(self, rowwise, grads, state, step, extra_args)
 

@@ -98,7 +98,8 @@ class Rowwise:
           The transform's state with None for what is kept per row; the first ``state`` for `Table.apply`.
 
         Raises:
-          TypeError: `dim` is not a width.
+          TypeError: `dim` is not an integer.
+          ValueError: `dim` is below 1.
         """
         if not is_integer(dim):
             name = getattr(self, "name", "rowwise")
@@ -106,6 +107,8 @@ class Rowwise:
                 f"kvjax: {name}: want the width of rows, got {type(dim).__name__}; this is a transform of a "
                 f"table's rows and not of parameters: kvjax.optax.{name} goes around optax.chain, and not into it"
             )
+        if dim < 1:
+            raise ValueError(f"kvjax: rowwise: want a width of rows of 1 or more, got {dim}; give the table's dim")
         self.warn(dim)
         return self.first_globals(dim)
 
@@ -161,7 +164,10 @@ Transform: TypeAlias = HasUpdate | Rowwise
 """What is taken as the transform of a table's rows."""
 
 
-def as_rowwise(tx: Any) -> Rowwise:
+def as_rowwise(tx: Any, where: str = "rowwise") -> Rowwise:
+    """What a table takes as a transform; `where` is for the error if it is none."""
+    if not isinstance(tx, Rowwise):
+        check_transform(tx, where)
     return tx if isinstance(tx, Rowwise) else Rowwise(tx)
 
 

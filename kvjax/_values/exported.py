@@ -71,10 +71,10 @@ class Exported:
         """The rows where `keep` is true, as an export of them with the same `last_step` and `total`.
 
         Args:
-          keep: ``(n,)`` bool.
+          keep: ``(n,)`` bool; or numbers of rows ``(m,)``, in the order in which they are to be.
 
         Raises:
-          IndexError: `keep` has another length.
+          IndexError: the mask has another length, or there is no row of a number.
 
         Example:
           >>> import kvjax, numpy as np
@@ -85,6 +85,11 @@ class Exported:
           ([1, 2], Exported(rows=2 of 3, dim=1, last_step=0, slots=[]))
           >>> kvjax.drop_table("doc_take")
         """
+        keep = np.asarray(keep)
+        if keep.dtype == np.bool_ and keep.shape != (len(self),):
+            raise IndexError(
+                f"kvjax: export, take: want a mask of its {len(self)} rows, got {keep.shape}; give one bool for each"
+            )
         kept = {name: array[keep] for name, array in self.columns().items()}
         return self.of_columns(kept, self.last_step, self.total, self.key_dtype)
 

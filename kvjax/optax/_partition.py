@@ -250,9 +250,9 @@ def _check_tables(tables: Any) -> None:
     """Whether tables can be given transforms by this; what it is for each is seen when they are."""
     if isinstance(tables, Mapping):
         for name, tx in tables.items():
-            _of_rows(f"table {name!r}, partition", tx)
+            as_rowwise(tx, f"table {name!r}, partition")
     elif not _is_function(tables):
-        _of_rows("partition, tables", tables)
+        as_rowwise(tables, "partition, tables")
 
 
 def _check_names(tables: Any, names: list[str]) -> None:
@@ -263,14 +263,6 @@ def _check_names(tables: Any, names: list[str]) -> None:
                 f"kvjax: table {name!r}, partition: want transforms for tables of the parameters, {sorted(names)}, got "
                 f"tables={sorted(tables)}; {meant(name, names)}leave out what is not there"
             )
-
-
-def _of_rows(where: str, tx: Any) -> Rowwise:
-    try:
-        return as_rowwise(tx)
-    except TypeError as error:
-        said = str(error).removeprefix("kvjax: rowwise: ")
-        raise TypeError(f"kvjax: {where}: {said}") from None
 
 
 def _is_function(tables: Any) -> bool:
@@ -291,7 +283,7 @@ def chooser(tables: Any) -> Callable[[str], Rowwise]:
             tx = tables[name]
         else:
             tx = tables(name) if _is_function(tables) else tables
-        return _of_rows(f"table {name!r}, partition", tx)
+        return as_rowwise(tx, f"table {name!r}, partition")
 
     return choose
 

@@ -275,6 +275,7 @@ class Releases:
 
         Raises:
           KeyError: a table is not in the current release.
+          FrozenError: none has been published, or it is damaged.
           ValueError, OSError: as `FrozenTable.update`; the current release stays.
           PausedError: the releases are paused, by `rollback`.
           TypeError: `changes` or `files` is not a mapping from names, a value is not `Changes` or bytes, or `keep` is
@@ -294,9 +295,10 @@ class Releases:
         """
         check_by_name("update", changes, files)
         check_changes(changes)
+        self._folder.name("update")  # before there is a folder
         with self._new("update", keep) as folder:
-            before = self._before()
-            old = {} if before is None else dict(before)
+            before = self.refresh()
+            old = dict(before)
             for name in changes.keys() - old.keys():
                 raise fail(
                     KeyError, name, "update", "a table of the current release", f"{sorted(old)}",
@@ -309,8 +311,8 @@ class Releases:
                     continue
                 change = changes[name]
                 table.update(change.keys, change.rows, removed=change.removed, path=path, step=change.step)
-            write_files(folder, ({} if before is None else before.files) | dict(files or {}))
-            unchanged = None if changes or before is None else before.info
+            write_files(folder, before.files | dict(files or {}))
+            unchanged = None if changes else before.info
             if unchanged is None:
                 write_info(folder)
             else:

@@ -154,6 +154,9 @@ def test_what_goes_wrong_leaves_the_current_release(tmp_path):
         Releases(tmp_path / "file").publish({})
     with pytest.raises(FrozenError, match=r"got a folder; a folder of releases is read by Releases\(path\)"):
         FrozenTable.open(tmp_path / "v")
+    with pytest.raises(FrozenError, match="update: want a release that has been published, got no such folder"):
+        Releases(tmp_path / "none").update({})
+    assert not (tmp_path / "none").exists()
     with pytest.raises(KeyError, match="update: want a table of the current release"):
         releases.update({"other": Changes()})
     with pytest.raises(ValueError, match="want distinct keys"):

@@ -16,7 +16,12 @@ SGD = optax.sgd(0.1)
 GRADS = kvjax.SparseRows(np.array([7]), jnp.ones((1, 4)))
 IDS = np.array([7])
 WRONG = {
-    "apply": (lambda t: t.apply("adam", GRADS), "want an optax transform, got 'adam'"),
+    "apply": (lambda t: t.apply("adam", GRADS), "table 'table[0-9]+', apply: want an optax transform, got 'adam'"),
+    "switch_optimizer": (lambda t: t.switch_optimizer(3), "switch_optimizer: want an optax transform, got 3"),
+    "width": (lambda t: kvjax.optax.rowwise(SGD).init(-1), "want a width of rows of 1 or more, got -1"),
+    "concatenate": (lambda t: kvjax.Keys.concatenate([[1]]), r"keys, concatenate: want several Keys, got \['list'\]"),
+    "no parts": (lambda t: kvjax.Keys.concatenate([]), r"keys, concatenate: want several Keys, got \[\]"),
+    "mask": (lambda t: t.export().take(np.ones(3, bool)), r"export, take: want a mask of its 0 rows, got \(3,\)"),
     "rowwise": (lambda t: kvjax.optax.rowwise(SGD, count="all"), "want count 'auto', 'row' or 'global'"),
     "joint": (lambda t: kvjax.optax.joint("x"), "joint: want an optax transform"),
     "partition": (lambda t: kvjax.optax.partition("x", SGD), "partition: want an optax transform"),
@@ -101,7 +106,7 @@ WRONG = {
 @pytest.mark.parametrize("call", WRONG)
 def test_wrong_arguments(call, make):
     use, text = WRONG[call]
-    with pytest.raises((TypeError, ValueError, KeyError, AttributeError), match=text):
+    with pytest.raises((TypeError, ValueError, LookupError, AttributeError), match=text):
         use(make())
 
 
