@@ -136,7 +136,8 @@ class Sketch:
         _check(is_integer(self.count) and 1 <= self.count < 2**16, "Sketch", "an integer count in 1..65535", self.count)
         _check(is_integer(self.size) and 2**21 <= self.size <= 2**35, "Sketch", "size in 2**21..2**35 bytes", self.size)
         every = self.halve_every
-        _check(every is None or (is_integer(every) and every >= 1), "Sketch", "halve_every >= 1 or None", every)
+        good = every is None or (is_integer(every) and 1 <= every < 2**63)
+        _check(good, "Sketch", "an integer halve_every >= 1 and below 2**63, or None", every)
         _check_unadmitted("Sketch", self.unadmitted)
 
     @property

@@ -59,7 +59,7 @@ def write(
             prefix, "keys from 0 to 2**63 - 1", f"{int((keys < 0).sum())} others, the first {given[keys < 0][0]}",
             "hash the ids to 63 bits, or leave these rows out with prune",
         )  # fmt: skip
-    if not 1 <= parts <= BUCKETS:
+    if not isinstance(parts, (int, np.integer)) or not 1 <= parts <= BUCKETS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise FileError(prefix, f"1 to {BUCKETS} partitions", f"{parts}", "choose a number of these")
     row = source.types["values"][1]
     own = {slot: column for slot, column in slots.items() if source.types[column][1] == row}

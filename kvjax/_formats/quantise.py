@@ -161,11 +161,18 @@ def to_float32(rows: Any, what: str) -> np.ndarray:
       what: what they are for, for the error: "table 'user', update".
 
     Raises:
+      TypeError: they are no real numbers.
       ValueError: they are of another dtype, and too large.
     """
-    rows = np.asarray(rows)
+    try:
+        rows = np.asarray(rows)
+    except ValueError:
+        got = "lists that make no array"
+        raise TypeError(f"kvjax: {what}: want rows of real numbers, got {got}; convert them first") from None
     if rows.dtype.name == "bfloat16":
         return decode(rows.view(np.uint16), None, "bfloat16")
+    if rows.dtype.kind not in "iuf":
+        raise TypeError(f"kvjax: {what}: want rows of real numbers, got {rows.dtype}; convert them first")
     with np.errstate(over="ignore"):
         out = rows.astype(np.float32)
     if rows.dtype.itemsize > 4 and rows.dtype.kind == "f" and (np.isinf(out) & np.isfinite(rows)).any():

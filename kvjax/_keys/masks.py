@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import Keys
-from kvjax._values.arrays import by_value
+from kvjax._values.arrays import array_of
 from kvjax._values.padding import check_mask, check_pad
 
 
@@ -28,7 +28,7 @@ def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: 
       TypeError, ValueError: the mask or the id does not fit the keys.
     """
     if mask is not None:
-        mask = by_value(mask)
+        mask = array_of(mask, table, op, "a mask of bool")
         check_mask(mask, keys.shape, table, op)
     if pad_id is None:
         return mask

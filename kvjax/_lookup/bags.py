@@ -24,7 +24,7 @@ from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values import combiners
-from kvjax._values.arrays import ArrayLike, at_most_32_bits, by_value, host_or_jax, one_program, uncut
+from kvjax._values.arrays import ArrayLike, array_of, at_most_32_bits, by_value, host_or_jax, one_program
 from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
 from kvjax._values.combiners import Combiner, Sums
 from kvjax._values.dtypes import check_result
@@ -140,7 +140,7 @@ def bags_in(
     """
     keys, mask = query.keys, query.mask
     check_result(dtype, table.name, op)
-    weights = None if weights is None else uncut(weights)
+    weights = None if weights is None else array_of(weights, table.name, op, "weights that are real numbers")
     check_combiner(combiner, weights, keys.shape, table.name, op)
     weights = None if weights is None else weights.astype(jnp.float32)
     given = bags_of(_integers(lengths), _integers(segment_ids), num_segments, keys.shape, table.name, op)

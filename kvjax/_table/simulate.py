@@ -94,7 +94,7 @@ def simulate(
       None 0.44 5 0
     """
     given: Any = max_capacity
-    if is_integer(given) or given is None:
+    if not isinstance(given, Iterable) or isinstance(given, str):
         raise TypeError(f"kvjax: simulate: want a list of limits as max_capacity=, got {given}; give [{given}]")
     share, limits = _share(sample), list(max_capacity)
     for limit in limits:

@@ -19,7 +19,7 @@ from kvjax._table.handle import Handle, after_write
 from kvjax._table.reads import Query, lookup
 from kvjax._table.training import check_gradient, train
 from kvjax._training.rowwise import Transform, as_rowwise
-from kvjax._values.arrays import ArrayLike, PyTree, by_value
+from kvjax._values.arrays import ArrayLike, PyTree, array_of
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 from kvjax.evict import RANKINGS, Policy, all_but
@@ -180,7 +180,7 @@ class Writes(Handle):
         keys = keys_for(self, keys, "accum")
         old, new = (given_rows(self, "accum", keys, x, jnp.float32) for x in (old, new))
         warn_of_write(self, "accum")
-        exists = by_value(exists)
+        exists = array_of(exists, self.name, "accum", "exists as bool")
         if exists.shape != keys.shape or exists.dtype != jnp.bool_:
             raise fail(
                 ValueError, self.name, "accum", f"exists {keys.shape} bool", f"{exists.shape} {exists.dtype}",

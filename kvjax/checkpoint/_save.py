@@ -142,6 +142,9 @@ def copied(
     place = everyone()
 
     def at_first() -> tuple[dict[str, Table], str | None]:
+        for name, given in (("cursor", cursor), ("since", since)):
+            if given is not None and not (isinstance(cast("object", given), str) and given):
+                raise TypeError(f"kvjax: save: want {name}= as the name of a cursor, got {given!r:.50}; give a text")
         if cursor is not None and since is not None and cursor != since:
             raise ValueError(
                 "kvjax: save: want cursor= for all rows or since= for a delta, which moves its cursor, got "

@@ -168,10 +168,11 @@ def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None 
         want, got = "columns= by kvjax's names", type(columns).__name__
         raise FileError(path, want, got, 'give {"keys": "ids"} for keys that are called "ids" there')
     given = dict(columns or {})
-    if unknown := sorted(name for name in given if name not in (*ROW_COLUMNS, SCALES) and not name.startswith(SLOT)):
+    known = (*ROW_COLUMNS, SCALES)
+    if unknown := [name for name in given if name not in known and not str(name).startswith(SLOT)]:
         raise FileError(
             path,
-            f"columns= by kvjax's names, {[*ROW_COLUMNS, SCALES, SLOT + '<name>']}",
+            f"columns= by kvjax's names, {[*known, SLOT + '<name>']}",
             f"{unknown}",
             'give {"keys": "ids"} for keys that are called "ids" there',
         )

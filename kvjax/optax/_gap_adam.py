@@ -11,7 +11,7 @@ import optax
 
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
-from kvjax.optax._checks import AT_LEAST_0, DECAY, check, is_known
+from kvjax.optax._checks import AT_LEAST_0, DECAY, FINITE, check, is_known
 from kvjax.optax._rows import per_leaf
 
 _LARGEST = 0.999  # of b1 over the root of b2, where they are injected and so not checked
@@ -92,6 +92,8 @@ def gap_adam(
     """
     check("gap_adam", DECAY, b1=b1, b2=b2)
     check("gap_adam", AT_LEAST_0, eps=eps)
+    if not callable(learning_rate):
+        check("gap_adam", FINITE, learning_rate=learning_rate)
     if is_known(b1) and is_known(b2) and not (b1 == 0 or b1 < math.sqrt(float(b2))):
         raise fail(
             ValueError, None, "gap_adam", "b1 below the root of b2 (else steps without a gradient would grow)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from kvjax._training.partitions import partitions, with_table_names
 from kvjax._values.arrays import PyTree
@@ -40,6 +40,9 @@ def rename_tables(state: T, names: Mapping[str, str]) -> T:
       >>> kvjax.drop_table("doc_rename"), kvjax.drop_table("doc_fork")
       (None, None)
     """
+    if not isinstance(cast("object", names), Mapping):
+        mend = "give {name in the state: other name}"
+        raise fail(TypeError, None, "rename_tables", "names= as a mapping", type(names).__name__, mend)
     known = {name for each in partitions(state) for name in each.tables}
     for name in names:
         if name not in known:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -130,6 +130,9 @@ def with_contents(
     # Here, because it stands on more than NumPy, and whoever only reads need not have it.
     from kvjax._values.exported import Exported
 
+    if name is not None and not (isinstance(cast("object", name), str) and name):
+        mend = "leave it out for that of the source"
+        raise fail(ValueError, default_name, "write", "name= as a text", repr(name), mend)
     if isinstance(source, (str, os.PathLike)):
         from kvjax.checkpoint import unreplaced
 

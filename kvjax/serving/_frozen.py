@@ -16,6 +16,7 @@ from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.missing import Missing
 from kvjax._values.names import is_name
+from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import RowsLike, row_of, with_contents
 from kvjax.serving._format import MappedFile, check, finding, identity_of, read
 from kvjax.serving._info import SUFFIX
@@ -216,6 +217,9 @@ class FrozenTable(FrozenReads):
                 ValueError, self.name, "update", "path= of another file", "a table of a release, which never changes",
                 "publish a new release, with Releases.update",
             )  # fmt: skip
+        if step is not None and not (is_integer(step) and step >= 0):
+            mend = "leave it out where it has not changed"
+            raise fail(ValueError, self.name, "update", "step= as an integer of 0 or more", repr(step), mend)
         default = None if missing is None else row_of(self.name, "update", missing, self.dim)
         write_changes(path, self._mapped, bits.reshape(-1), values, gone, step, default)
         return type(self).open(path)

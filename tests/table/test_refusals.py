@@ -15,12 +15,24 @@ from tests.support.tables import finished
 SGD = optax.sgd(0.1)
 GRADS = kvjax.SparseRows(np.array([7]), jnp.ones((1, 4)))
 IDS = np.array([7])
+ROW = np.ones((1, 4))
 WRONG = {
     "apply": (lambda t: t.apply("adam", GRADS), "table 'table[0-9]+', apply: want an optax transform, got 'adam'"),
     "switch_optimizer": (lambda t: t.switch_optimizer(3), "switch_optimizer: want an optax transform, got 3"),
     "width": (lambda t: kvjax.optax.rowwise(SGD).init(-1), "want a width of rows of 1 or more, got -1"),
     "concatenate": (lambda t: kvjax.Keys.concatenate([[1]]), r"keys, concatenate: want several Keys, got \['list'\]"),
     "no parts": (lambda t: kvjax.Keys.concatenate([]), r"keys, concatenate: want several Keys, got \[\]"),
+    "mask of text": (lambda t: t.lookup(IDS, mask="x"), "table 'table[0-9]+', lookup: want a mask of bool, got <U1"),
+    "missing": (lambda t: t.lookup(IDS, missing={}), "lookup: want missing= 'init', 'zeros' or a row of real values"),
+    "exists": (lambda t: t.accum(IDS, ROW, ROW, None), "accum: want exists as bool, got object"),
+    "weights": (lambda t: kvjax.lookup_bag(t, IDS[None], weights="x"), "want weights that are real numbers, got <U1"),
+    "halvings": (lambda t: kvjax.admit.Sketch(2, halve_every=2**70), r"halve_every >= 1 and below 2\*\*63, or None"),
+    "rate": (lambda t: kvjax.optax.gap_adam("x"), "gap_adam: want a finite number as learning_rate, got 'x'"),
+    "a limit": (lambda t: kvjax.simulate([IDS], 1.5), r"want a list of limits as max_capacity=, got 1.5; give \[1.5\]"),
+    "names": (lambda t: kvjax.optax.rename_tables((), "x"), "rename_tables: want names= as a mapping, got str"),
+    "cursor": (lambda t: kvjax.checkpoint.save("c", [t], cursor=[]), r"want cursor= as the name of a cursor, got \[\]"),
+    "partitions": (lambda t: t.export().to_deeprec("p", "v", partitions=None), "partitions, got None"),
+    "frozen name": (lambda t: kvjax.serving.FrozenTable.write("f", t, name=0), "write: want name= as a text, got 0"),
     "mask": (lambda t: t.export().take(np.ones(3, bool)), r"export, take: want a mask of its 0 rows, got \(3,\)"),
     "rowwise": (lambda t: kvjax.optax.rowwise(SGD, count="all"), "want count 'auto', 'row' or 'global'"),
     "joint": (lambda t: kvjax.optax.joint("x"), "joint: want an optax transform"),
