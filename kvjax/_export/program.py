@@ -283,6 +283,8 @@ def export(
                 f"kvjax: export: want a shape of {np.ndim(array)} axes for {path!r}, got {text!r}; give 'b, ...' (of "
                 "keys the last axis are their words)"
             )
+    if not platforms:
+        raise ProgramError(f"kvjax: export: want platforms= of {[HOST, DEVICE]}, got {platforms!r}; give one or both")
     jitted = jax.jit(flat)
     targets, uses = used_by(jax.make_jaxpr(jitted)(*specs).jaxpr)
     if lost := sorted(set(platforms) - {HOST, DEVICE}) if targets else ():

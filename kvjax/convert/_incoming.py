@@ -196,6 +196,7 @@ def incoming(
 
 def _filled(file: str | os.PathLike[str], fill: Mapping[str, float], num_rows: int) -> dict[str, Column]:
     """The columns of slots that have the same number in each row: int32 and float32, as optax has them."""
+    _check_by_name(file, "fill", fill)
     found: dict[str, Column] = {}
     for name, value in fill.items():
         whole = is_integer(value)
@@ -208,12 +209,20 @@ def _filled(file: str | os.PathLike[str], fill: Mapping[str, float], num_rows: i
     return found
 
 
+def _check_by_name(file: str | os.PathLike[str], argument: str, given: object) -> None:
+    if not isinstance(given or {}, Mapping):
+        raise FileError(
+            file, f"{argument}= by the names of slots", type(given).__name__, "give a mapping, or leave it out"
+        )
+
+
 def check_wanted(file: str | os.PathLike[str], slots: Mapping[str, str] | None) -> None:
     """Whether each slot that is asked for gets a name of its own.
 
     Raises:
       FileError: two get one.
     """
+    _check_by_name(file, "slots", slots)
     of: dict[str, list[str]] = {}
     for theirs, ours in (slots or {}).items():
         of.setdefault(ours, []).append(theirs)

@@ -61,12 +61,24 @@ def from_tfra(
     return open_tfra(folder, name, dim, key_dtype=key_dtype, dtype=dtype, slots=slots, fill=fill).read()
 
 
+def _dtype(path: Path, argument: str, given: str, kinds: str) -> np.dtype[np.generic]:
+    try:
+        dtype = np.dtype(given)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind not in kinds:  # that of bfloat16 is V
+        want = "numbers, such as 'float32'" if "f" in kinds else "integers, such as 'int64'"
+        raise FileError(path, f"{argument} of {want}", f"{given!r:.50}", "say what the files have")
+    return dtype
+
+
 def open_tfra(
     folder: str | os.PathLike[str], name: str, dim: int | None = None, *, key_dtype: str = "int64",
     dtype: str = "float32", slots: Mapping[str, str] | None = None, fill: Mapping[str, float] | None = None,
 ) -> Incoming:  # fmt: skip
     """As `from_tfra`, to be read piece by piece."""
-    path, kinds = local(folder, "from_tfra"), (np.dtype(key_dtype), np.dtype(dtype))
+    path = local(folder, "from_tfra")
+    kinds = _dtype(path, "key_dtype", key_dtype, "iu"), _dtype(path, "dtype", dtype, "fiuV")
     keys, values = _joined(path, name, *kinds, dim)
     check_wanted(path, slots)
     there = _slots(path, name)

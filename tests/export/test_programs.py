@@ -162,6 +162,8 @@ def test_what_cannot_be_exported(table, mesh):
         kvjax.export(score, {"scale": 1.0, "table": table}, kvjax.keys([1]), shapes=(None, "b"))
     with pytest.raises(ProgramError, match=r"want platforms of \['cpu', 'cuda'\], .* got \['tpu'\]"):
         kvjax.export(score, {"scale": 1.0, "table": table}, kvjax.keys([1]), platforms=("cpu", "tpu"))
+    with pytest.raises(ProgramError, match=r"want platforms= of \['cpu', 'cuda'\], got \(\)"):
+        kvjax.export(score, {"scale": 1.0, "table": table}, kvjax.keys([1]), platforms=())
     sharded = kvjax.get_table("sharded", dim=2, mesh=mesh(2))
     with pytest.raises(ValueError, match="export: want tables in one place, got one over a mesh"):
         kvjax.export(score, {"scale": 1.0, "table": sharded}, kvjax.keys([1]))
