@@ -31,5 +31,10 @@ def as_said(text: str, args: argparse.Namespace) -> str:
         if hasattr(args, flag.split()[0].removeprefix("--")):
             text = re.sub(rf"\b{re.escape(argument)}", flag, text)
     if args.command == "convert":  # which calls several functions
-        text = re.sub(r"^kvjax: (compact|export|import):", "kvjax: convert:", text)
+        text = re.sub(r"^kvjax: (table '.*?', )?(compact|export|import):", r"kvjax: \1convert:", text)
     return text if text.startswith("kvjax") else f"kvjax: {args.command}: {text}"  # of the system, say
+
+
+def warning_as_said(text: str, args: argparse.Namespace) -> str:
+    """The same of a warning; one of another library's as it is."""
+    return as_said(text, args) if text.startswith("kvjax") else text

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import kvjax
-from kvjax._command.errors import as_said, text_of
+from kvjax._command.errors import as_said, text_of, warning_as_said
 from kvjax._command.streams import prepared
 from kvjax._formats.choices import FILE_FORMATS, MERGE_RULES, QUANTISED, SYSTEMS
 
@@ -208,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with prepared(), warnings.catch_warnings():
         args = parser().parse_args(argv)
         # Without the line of Python that was met, which is no user's.
-        warnings.showwarning = lambda text, *_: print(f"warning: {as_said(str(text), args)}", file=sys.stderr)
+        warnings.showwarning = lambda text, *_: print(f"warning: {warning_as_said(str(text), args)}", file=sys.stderr)
         return _run(args)
 
 
@@ -271,7 +271,7 @@ def _key(text: str) -> int:
 
 
 def _positive(text: str) -> int:
-    if not _count(text):
+    if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"want a number from 1, got {text}")
     return int(text)
 

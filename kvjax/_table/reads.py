@@ -92,7 +92,8 @@ class Reads(Handle):
             occurs: the write counts it and makes its row, which begins as its initial row, without a gradient but with
             decay. ``mask=table.contains(keys)`` leaves it out.
           slot: name of a slot as wide as a row, which is read instead of the row where the row has slots: "ema" of
-            `kvjax.optax.ema_rows`. Such a read has no gradient.
+            `kvjax.optax.ema_rows`. Through `kvjax.optax.caught_up` it is that of dense training, for all keys. Such a
+            read has no gradient.
           return_found: whether to also return which keys have a row.
 
         Returns:
@@ -215,7 +216,9 @@ class Reads(Handle):
           [1.0, 1.0]
           >>> kvjax.drop_table("doc_slot")
         """
-        check_without_a_view(self, "slot", "lookup(keys, slot=name) reads a slot of the row's width through it")
+        whole = isinstance(self.view, CaughtUpView) and self.view.slot is None
+        instead = "lookup(keys, slot=name) reads a slot of the row's width through it" if whole else ""
+        check_without_a_view(self, "slot", instead)
         version, keys = version_to_read(self, "slot"), keys_for(self, keys, "slot")
         of = _slot_types(self, "slot", name, tx, "slot(name, keys, tx)")[name]
         return reads.read_slot(self.spec, name, version, keys, of.dtype, of.shape)
@@ -299,12 +302,13 @@ def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup"
     now = table.view if isinstance(table.view, CaughtUpView) and table.view.slot is None and b1 is None else None
     if now is None:
         check_without_a_view(table, op)
-        warn_if_behind(table, op)
+        if not table.follows:  # which has been said
+            warn_if_behind(table, op)
     types = _slot_types(table, op, slot, tx if now is None else now.rowwise, "kvjax.optax.averaged(params, tx)")
     if types[slot].shape != (table.dim,):
         raise fail(
             ValueError, table.name, op, f"a slot of rows ({table.dim},)", f"{slot!r}, {types[slot].shape}",
-            "table.slot(name, keys) reads any",
+            "table.slot(name, keys) reads any" if now is None else "export(slots=True) has them all",
         )  # fmt: skip
     if table.spec.shares_row:
         raise fail(

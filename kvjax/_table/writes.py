@@ -179,16 +179,15 @@ class Writes(Handle):
         """
         keys = keys_for(self, keys, "accum")
         old, new = (given_rows(self, "accum", keys, x, jnp.float32) for x in (old, new))
-        warn_of_write(self, "accum")
         exists = array_of(exists, self.name, "accum", "exists as bool")
         if exists.shape != keys.shape or exists.dtype != jnp.bool_:
             raise fail(
                 ValueError, self.name, "accum", f"exists {keys.shape} bool", f"{exists.shape} {exists.dtype}",
                 "give what lookup(keys, return_found=True) found",
             )  # fmt: skip
-        return after_write(
-            self, "accum", writes.accum(self.spec, version_to_write(self, "accum"), keys, old, new, exists)
-        )
+        version = version_to_write(self, "accum")
+        warn_of_write(self, "accum")
+        return after_write(self, "accum", writes.accum(self.spec, version, keys, old, new, exists))
 
     def apply(
         self,

@@ -82,8 +82,9 @@ class PlannedStep:
     status: jax.Array
 
 
-_BY_OPTAX = jax.transfer_guard("allow")
-"""Around transforms while a program is traced: of numbers they make its constants, which nobody has transferred."""
+_TRANSFERS = jax.transfer_guard("allow")
+"""Around steps: what transforms make of numbers while a program is traced are its constants, which nobody has
+transferred. A call outside of a program hands over small arrays of the host in any case."""
 
 
 def _tries(spec: TableSpec) -> bool:
@@ -93,7 +94,7 @@ def _tries(spec: TableSpec) -> bool:
 
 
 @PROCESS.blaming()
-@_BY_OPTAX
+@_TRANSFERS
 def apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
     """The training write of what `check` has let through. Returns the next version and the next globals."""
     way, update, globals_ = _way(spec, rowwise, update, "whole")
@@ -102,7 +103,7 @@ def apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array,
 
 
 @PROCESS.blaming()
-@_BY_OPTAX
+@_TRANSFERS
 def plan(spec: TableSpec, rowwise: Rowwise, update: Update, unasked: jax.Array | None) -> PlannedStep:
     """The same as far as `end`.
 
@@ -119,7 +120,7 @@ def plan(spec: TableSpec, rowwise: Rowwise, update: Update, unasked: jax.Array |
 
 
 @PROCESS.blaming()
-@_BY_OPTAX
+@_TRANSFERS
 def end(held: PlannedStep, joint: jax.Array) -> tuple[jax.Array, Any]:
     """Does a planned step, once `joint` exists. Returns the next version and the next globals.
 

@@ -27,13 +27,14 @@ _JAX = os.path.dirname(jax.__file__)
 _LIBRARIES = (os.path.dirname(optax.__file__), os.path.dirname(os.path.dirname(__file__)))
 _ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e", "bessel_i1e",
-    "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "convert_element_type", "copy", "copy_p", "cos", "cosh",
-    "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma",
-    "igamma_grad_a", "igammac", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max",
-    "mesh_cast", "min", "mul", "ne", "neg", "nextafter", "not", "optimization_barrier", "or", "polygamma",
-    "population_count", "pow", "pvary", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt",
-    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square",
-    "stop_gradient", "sub", "tan", "tanh", "xor", "zeta",
+    "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy",
+    "copy_p", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
+    "floor", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le", "le_to",
+    "lgamma", "log", "log1p", "log2", "logistic", "lt", "lt_to", "max", "mesh_cast", "min", "mul", "mulhi", "ne",
+    "neg", "nextafter", "not", "one_minus_square", "optimization_barrier", "or", "polygamma", "population_count",
+    "pow", "pvary", "random_gamma_grad", "real", "reduce_precision", "regularized_incomplete_beta", "rem", "round",
+    "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
+    "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta",
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ Those that steps have left out are behind until they catch up.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -42,24 +42,53 @@ def warn_behind(name: str, op: str, rows: str = "may be behind", mend: str = _ME
     )
 
 
+class Lag:
+    """How far rows are behind, of which some are given at a time."""
+
+    def __init__(self) -> None:
+        self._rows = self._at_newest = self._newest = self._oldest = 0
+
+    def add(self, last: np.ndarray, has_slots: np.ndarray) -> None:
+        """Some of the rows.
+
+        Args:
+          last: ``(n,)``, the slot of that name.
+          has_slots: ``(n,)`` bool.
+        """
+        if not len(last):
+            return
+        steps = np.where(has_slots, last, 0)
+        newest, oldest = int(steps.max()), int(steps.min())
+        self._oldest = min(self._oldest, oldest) if self._rows else oldest
+        if newest > self._newest:
+            self._newest, self._at_newest = newest, 0
+        self._at_newest += int(np.count_nonzero(steps == self._newest))
+        self._rows += len(steps)
+
+    def in_words(self, since: int = 0) -> str:
+        """How many rows are behind; empty if none is.
+
+        Args:
+          since: steps since the newest of the rows was trained.
+        """
+        behind, by = self._rows - (0 if since else self._at_newest), since + self._newest - self._oldest
+        return f"are behind ({behind} of {self._rows}, by up to {by} steps)" if behind else ""
+
+
 def behind_in_words(last: np.ndarray, has_slots: np.ndarray, since: int = 0) -> str:
-    """How many rows are behind, in words; empty if none is.
-
-    Args:
-      last: ``(n,)``, the slot of that name.
-      has_slots: ``(n,)`` bool.
-      since: steps since the newest of the rows was trained.
-    """
-    missed = since + np.max(last, initial=0, where=has_slots) - np.where(has_slots, last, 0)
-    if not missed.any():
-        return ""
-    return f"are behind ({np.count_nonzero(missed)} of {len(missed)}, by up to {missed.max()} steps)"
+    """The same of all rows at once."""
+    lag = Lag()
+    lag.add(last, has_slots)
+    return lag.in_words(since)
 
 
-def warn_if_saved_behind(name: str, op: str, columns: Mapping[str, np.ndarray]) -> None:
+def warn_if_saved_behind(name: str, op: str, pieces: Iterable[Mapping[str, np.ndarray]]) -> None:
     """Says that a call takes rows that are behind from a checkpoint, without their slots."""
-    last = columns.get(LAST_COLUMN)
-    if last is not None and (found := behind_in_words(last, columns["has_slots"])):
+    lag = Lag()
+    for columns in pieces:
+        if LAST_COLUMN in columns:
+            lag.add(columns[LAST_COLUMN], columns["has_slots"])
+    if found := lag.in_words():
         warn_behind(name, op, found, f"{_SAVE}; or restore the rows with their slots and their state")
 
 

@@ -118,6 +118,11 @@ class Prune:
             asked["keep"] = np.unique(as_bits(self.keep, "Prune(keep=)")).tobytes()
         return tuple(asked.values())
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the values of rows decide, and not only what stands beside them."""
+        return self.min_norm is not None or bool(self.zero_rows) or self.predicate is not None
+
     def mask(self, rows: Exported) -> np.ndarray:
         """Which rows are kept.
 

@@ -92,7 +92,9 @@ class ChainRows:
     def warn_if_behind(self, op: str) -> None:
         """Says that a call takes rows as they were saved, where steps have left some of them out."""
         if can_be_behind(dict(self.meta["slots"])):
-            warn_if_saved_behind(self.name, op, self.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"]))
+            names = [LAST_COLUMN, "has_slots"]
+            width = sum(row_bytes(self.types[name]) for name in ("keys", *names))
+            warn_if_saved_behind(self.name, op, (self.between(*some, names) for some in cuts([self], width)))
 
     def source(self, progress: Callable[[int], object] | None = None) -> Source:
         """The rows as a `Source`, sorted by (bucket, key).

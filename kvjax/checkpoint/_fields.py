@@ -182,7 +182,8 @@ def _check_shards(meta: dict[str, Any]) -> None:
 
 
 def _options(meta: dict[str, Any]) -> dict[str, Any]:
-    """The rules of a table, each checked; of those that its kvjax did not know the default."""
+    """The rules of a table, each checked and with all of its fields; defaults of those that its kvjax did not know."""
+    found: dict[str, Any] = {}
     request = Request(meta["name"], "restore", meta["dim"])
     request.options["dtype"] = meta["dtype"]
     for rule in RULES:
@@ -190,9 +191,10 @@ def _options(meta: dict[str, Any]) -> dict[str, Any]:
         try:
             try:
                 value = load(meta["options"][rule]) if rule in meta["options"] else default
+                found[rule] = dump(value)
             except NeedsFunctionError:  # which a table that is there may have
-                value = default
+                value, found[rule] = default, meta["options"][rule]
             request.resolve(rule, value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise Damaged(f"want {rule} in kvjax.json as one that a table can have, got {error}") from error
-    return {rule: meta["options"].get(rule, dump(request[rule])) for rule in RULES}
+    return {rule: found[rule] if rule in meta["options"] else dump(request[rule]) for rule in RULES}

@@ -9,6 +9,7 @@ import numpy as np
 from kvjax._formats.source import Source, ranges, row_bytes
 from kvjax._values.exported import ROW_COLUMNS, Exported
 from kvjax._values.integers import as_bits
+from kvjax._values.numbers import is_integer
 from kvjax._values.prune import Prune, PruneLike, PruneReport, as_rule, norms_of
 from kvjax.checkpoint._format import digest
 from kvjax.checkpoint._rules import name_of
@@ -48,6 +49,7 @@ def in_words(prune: PruneLike) -> str | None:
         elif name == "predicate" and value is not None:
             words.append(f"predicate={name_of(value)}")
         elif value is not None and value is not False:
+            exact = int(value) if is_integer(value) else value
             number = float(value)  # as releases have it that are there, but for what only an integer can say
-            words.append(f"{name}={value if value is True or number != value else number}")
+            words.append(f"{name}={exact if value is True or number != exact else number}")
     return ", ".join(words) or None

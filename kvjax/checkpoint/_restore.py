@@ -201,7 +201,8 @@ class Restore:
         source = own_rows(rows, rows.source(), self.placement)
         if not how.slots:
             if can_be_behind(slot_types):
-                warn_if_saved_behind(self.name, "restore", source.read([LAST_COLUMN, "has_slots"], 0, source.num_rows))
+                columns = source.read([LAST_COLUMN, "has_slots"], 0, source.num_rows)
+                warn_if_saved_behind(self.name, "restore", [columns])
             source, slot_types = without_slots(source), {}
         if how.keys is not None:
             source, counts = only(source, counts, how.keys, self.name, meta["key_dtype"])

@@ -106,8 +106,9 @@ def prune(
         for name in chain.names if tables is None else tables:
             rows = ChainRows(chain, name)
             rows.check_sizes()
-            rows.warn_if_behind("prune")
             rule = rule_for(prune, name, rows.meta["key_dtype"], rows.shared_key)
+            if rule.reads_rows:
+                rows.warn_if_behind("prune")
             keeps[name], reports[name] = kept(rows.source(), rule)
         if target is not None:
             _rewrite("prune", chain, target, overwrite, keeps)

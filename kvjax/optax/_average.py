@@ -86,7 +86,7 @@ def averaged(params: T, tx: TableTx) -> T:
     Returns:
       The same tree. Its tables can only be read: by lookups, also of layers and bags, and by `Table.export`. A
       checkpoint of them has the averages as rows. Keys without a row, and rows that no step of this optimizer has
-      written, read as without `averaged`.
+      written, read as without `averaged`; through `caught_up` as the averages of dense training.
 
     Raises:
       KeyError: no table has an `ema_rows`, or one has several, so that the name is not unique.

@@ -266,10 +266,11 @@ def _check_names(tables: Any, names: list[str]) -> None:
 
 
 def _is_function(tables: Any) -> bool:
-    """Whether these are a function of the name. A transform may be an object that is callable, too; and optax's own
-    functions make transforms, of a rate and no name."""
-    of_optax = (getattr(tables, "__module__", None) or "").split(".")[0] == "optax"
-    return callable(tables) and not hasattr(tables, "update") and not of_optax
+    """Whether these are a function of the name. A transform may be an object that is callable, too; and what makes
+    transforms, in optax and here, takes a rate and no name."""
+    maker = tables.func if isinstance(tables, functools.partial) else tables
+    makes = (getattr(maker, "__module__", None) or "").split(".")[0] in ("optax", "kvjax")
+    return callable(tables) and not hasattr(tables, "update") and not makes
 
 
 def chooser(tables: Any) -> Callable[[str], Rowwise]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind, warn_of_left
+from kvjax._values.behind import can_be_behind, warn_of_left
 from kvjax._values.errors import level_of_user
 from kvjax._values.exported import ROW_COLUMNS, Exported
 from kvjax._values.integers import as_int64
@@ -17,7 +17,6 @@ from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import take
 from kvjax.checkpoint import Chain, ChainRows
 from kvjax.checkpoint._prune import in_words
-from kvjax.ffi import host
 from kvjax.serving._contents import initial_row, of_chain, unseen
 from kvjax.serving._folder import file_of, write_files
 from kvjax.serving._format import share
@@ -121,8 +120,7 @@ def _write_changes(path: Path, rows: ChainRows, before: FrozenTable, options: Re
         if sum(int(before.contains(keys).sum()) for keys in (columns["keys"], removed)) < len(before):
             warn_of_left(rows.name, "follow")
         else:
-            own = rows.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"])
-            warn_if_saved_behind(rows.name, "follow", own)
+            rows.warn_if_behind("follow")
     shared = _shared(rows, columns["keys"], columns["values"], removed) if options.missing is None else None
     if options.prune is not None:
         rule = rule_for(options.prune, rows.name, rows.meta["key_dtype"])

@@ -50,6 +50,12 @@ def test_rows_that_are_behind_are_said_to_be(make, tmp_path):
     }.items():
         with pytest.warns(UserWarning, match=f"{op.strip()}: it reads rows as they are stored, .*(sweep|save what)"):
             read(table)
+    kvjax.checkpoint.prune(tmp_path / "behind", None, kvjax.Prune(max_age=5, min_frequency=1))  # which read no rows
+    with pytest.raises(ValueError, match="accum: want exists"):  # and says nothing before
+        table.accum([9], jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.zeros((1, 2), bool))
+    with pytest.warns(UserWarning, match="live: it reads rows as they are stored"):
+        live = table.live()
+    live.lookup([7], slot="trace")  # which says no more
     with pytest.warns(UserWarning, match="accum: it writes rows as they are stored"):
         table.accum([9], jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.zeros(1, bool))
     table = table.refresh().remove([9])

@@ -1,5 +1,6 @@
 """What calls say of arguments and handles that do not fit: in kvjax's words, with the mend."""
 
+import functools
 import subprocess
 import sys
 
@@ -44,6 +45,14 @@ WRONG = {
     "a function of optax": (
         lambda t: kvjax.optax.partition(SGD, optax.adam),
         "partition, tables: want an optax transform, got <function adam",
+    ),
+    "a class of optax": (
+        lambda t: kvjax.optax.partition(SGD, functools.partial(optax.adam, b1=0.5)),
+        "partition, tables: want an optax transform, got functools.partial",
+    ),
+    "a function of kvjax": (
+        lambda t: kvjax.optax.partition(SGD, kvjax.optax.ftrl),
+        "partition, tables: want an optax transform, got <function ftrl",
     ),
     "a function of names": (
         lambda t: kvjax.optax.partition(SGD, lambda name: None).init({"t": t}),

@@ -113,4 +113,7 @@ def test_other_rules_are_others(field):
     again = kvjax.Prune(**{field: OTHERS[field][0]})
     assert one == again and hash(one) == hash(again) and in_words(one) == in_words(again)
     assert one != other and in_words(one) != in_words(other)
+    if isinstance(one.max_age or one.top_k, int):
+        same = kvjax.Prune(**{field: np.int64(OTHERS[field][1])})
+        assert same == other and in_words(same) == in_words(other)
     assert kvjax.Prune(keep=[2, 1]) == kvjax.Prune(keep=np.array([1, 2, 2])) and one != "a rule"
