@@ -211,6 +211,7 @@ def test_what_is_missing_is_said(table):
     assert program(None, kvjax.keys(AWKWARD[:1])).tolist() == [[0.0, 1.0]]
 
 
+@slow
 def test_what_a_program_compiles_goes_with_it(table):
     """A server loads one with each release, and calls it with batches of several sizes, also in its own `jit`."""
     client, want = jax.devices()[0].client, np.asarray(table.lookup(AWKWARD))

@@ -10,7 +10,7 @@ from kvjax import evict
 from kvjax._ops import call
 from kvjax._ops.programs import recent_programs
 from kvjax._sharded import writes
-from tests.support.marks import few
+from tests.support.marks import few, slow
 
 
 def test_the_last_programs_are_kept():
@@ -28,7 +28,7 @@ def test_the_last_programs_are_kept():
 @pytest.mark.parametrize("write", few([lambda t, n: t.restrict(n), lambda t, n: t.evict(evict.LeastRecent(n))], 1))
 @pytest.mark.parametrize("module, name, run", [
     (call, "_numbered_program", call._within),
-    pytest.param(writes, "_numbered_everywhere", writes._write_everywhere, marks=pytest.mark.cpu_table),
+    pytest.param(writes, "_numbered_everywhere", writes._write_everywhere, marks=(slow, pytest.mark.cpu_table)),
 ])  # fmt: skip
 def test_other_numbers_leave_no_programs_behind(module, name, run, write, make, mesh, monkeypatch):
     table = make(2, **({"mesh": mesh(2)} if module is writes else {})).upsert(np.arange(9), np.ones((9, 2)))

@@ -70,9 +70,7 @@ raised = jax.jit(step_of(RAISES))
 @slow
 @pytest.mark.parametrize(
     "fuse, shards",
-    [(False, None), pytest.param(True, None, marks=slow), pytest.param(False, 2, marks=(slow, ON_CPU)),
-     pytest.param(True, 2, marks=(slow, ON_CPU))],
-    ids=["program", "chunks", "mesh", "mesh and chunks"],
+    [(False, None), (True, None), pytest.param(False, 2, marks=ON_CPU)], ids=["program", "chunks", "mesh"],
 )  # fmt: skip
 def test_a_refused_step_is_none_of_its_program(make, mesh, fuse, shards):
     """Two tables, of which the second is full: all is as it was, to the bit, and goes on once there is space."""

@@ -19,7 +19,7 @@ TEXTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", few(TEXTS, "README.md", "docs/tables.md"))
+@pytest.mark.parametrize("name", few(TEXTS, "README.md"))
 def test_code_blocks(name, tmp_path, capsys, monkeypatch, promotion):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / name).read_text()

@@ -183,7 +183,7 @@ def test_whatever_is_done_it_is_the_whole_table_pruned(rule, quantise, tmp_path_
     admit = kvjax.admit.MinCount(2, unadmitted=7) if quantise else None
 
     @given(OPERATIONS, st.lists(st.sampled_from(WAYS), min_size=1))
-    @settings(max_examples=examples(2, 6), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(2, 3), suppress_health_check=list(HealthCheck))
     def run(operations, ways):
         folder, count = tmp_path_factory.mktemp("pruned"), 0
         with contextlib.suppress(KeyError):

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import kvjax
 from tests.support import processes
-from tests.support.marks import few_rows, slow
+from tests.support.marks import slow
 
 IDS = np.arange(8) * 7 - 20
 KEYS = kvjax.keys(IDS)
@@ -36,10 +36,9 @@ def under(mesh):
 MAKERS = {"host": lambda t: t.refresh(), "eager": lambda t: t.add(KEYS, np.ones((8, 2))), "jit": lambda t: add(t, KEYS)}
 
 
-@pytest.mark.parametrize(
-    ("maker", "mesh_of_table"),
-    few_rows([(maker, kind) for maker in MAKERS for kind in ("auto", "explicit")], 5),
-)
+@slow
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("mesh_of_table", ["auto", "explicit"])
 def test_a_handle_is_used_under_any_mesh_of_its_devices(maker, mesh_of_table, make, mesh):
     """By all ways to use it, in any order, with the rows that all writes so far have made."""
     auto, explicit = mesh(4), mesh(4, explicit=True)

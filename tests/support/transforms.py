@@ -1,5 +1,6 @@
 """Every public transform of optax and optax.contrib, by introspection."""
 
+import functools
 import inspect
 import warnings
 
@@ -36,6 +37,7 @@ EXTRA = {"value": jnp.float32(1.0)}
 """What some of them want beside gradients."""
 
 
+@functools.cache
 def transforms():
     """By name; what is annotated as one and cannot be made by these arguments is an error."""
     found = {}

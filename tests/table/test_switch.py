@@ -91,6 +91,7 @@ def test_over_a_mesh_and_from_a_checkpoint(make, mesh, tmp_path):
     trained(table, ftrl)
 
 
+@slow
 def test_moments_are_not_corrected_by_a_count_of_all_rows(make):
     """Which begins anew: those of 200 steps would be taken for those of one."""
     adam = optax.adam(0.1)

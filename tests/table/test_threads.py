@@ -33,6 +33,7 @@ def train(table, keys):
     return train_by(table, kvjax.SparseRows(keys, jnp.ones((*keys.shape, table.dim))))
 
 
+@slow
 def test_a_step_is_whole_to_other_threads(make):
     """Whoever asks for the live handle in the middle of a step waits until its rows are written."""
     table = make(32)
