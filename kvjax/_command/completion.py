@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kvjax._command.main import parser
+from kvjax._command.arguments import parser
 from kvjax._formats.errors import needed
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvjax._command.output import print_json, print_table, progress
 from kvjax._command.prune import rules_of
 from kvjax._formats.atomic import scratch_of
-from kvjax._formats.choices import FILE_FORMATS
+from kvjax._formats.choices import EXPORTED, FILE_FORMATS
 from kvjax._formats.paths import anywhere
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._new import check_outside
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     is_files = suffix in FILE_FORMATS and (source.is_file() or any(source.glob(f"*.{suffix}")))
     kind = args.kind or (suffix if is_files else "kvjax")
     to = args.to or out.suffix.removeprefix(".") or "kvjax"
-    if to not in (*FILE_FORMATS, "deeprec", "kvjax"):
+    if to not in (*EXPORTED, "kvjax"):
         raise ValueError(
             f"kvjax convert: {args.out}: want a file with one of {[f'.{each}' for each in FILE_FORMATS]}, or a folder "
             f"without a dot, got .{to}; say --to"

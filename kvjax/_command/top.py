@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from kvjax._command.output import print_json, print_table, progress
-from kvjax._command.saved import table_at
+from kvjax._command.saved import SavedRows, table_at
 from kvjax._values.prune import norms_of
+
+ORDERS: Mapping[str, Callable[[SavedRows], np.ndarray]] = {
+    "frequency": lambda saved: -saved.column("freqs"),
+    "recent": lambda saved: -saved.column("versions"),
+    "oldest": lambda saved: saved.column("versions"),
+    "norm": lambda saved: -saved.norms(),
+}
+"""What is least for the rows that come first, by the values of ``--by``."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -16,11 +25,7 @@ def run(args: argparse.Namespace) -> int:
     with progress("reading rows", args.json):
         table = table_at(args.checkpoint, args.table, args.base, "top")
         saved = table.open()
-        if args.by == "norm":
-            order = -saved.norms()
-        else:
-            order = saved.column("freqs" if args.by == "frequency" else "versions")
-            order = order if args.by == "oldest" else -order
+        order = ORDERS[args.by](saved)
         chosen = np.argsort(order, kind="stable")[: args.n]
         found = saved.at(chosen)
     columns = (found["keys"], found["freqs"], found["versions"], norms_of(found["values"]))

@@ -8,6 +8,12 @@ FILE_FORMATS = ("safetensors", "npz", "parquet")
 SYSTEMS = ("tfra", "deeprec", "tfplus", "sok", "dynamicemb")
 """Other systems whose tables can be imported."""
 
+IMPORTED = (*FILE_FORMATS, *SYSTEMS)
+"""What can become a checkpoint."""
+
+EXPORTED = (*FILE_FORMATS, "deeprec")
+"""What a checkpoint can become."""
+
 Quantised: TypeAlias = Literal["float16", "bfloat16", "int8"]
 """How rows are stored: rounded to a dtype, or as int8 times a scale of each row."""
 

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 
 from kvjax._formats import deeprec
-from kvjax._formats.choices import FILE_FORMATS, Quantised
+from kvjax._formats.choices import EXPORTED, Quantised
 from kvjax._formats.errors import FileError
+from kvjax._formats.files import FORMATS
 from kvjax._formats.paths import anywhere
 from kvjax._formats.quantise import QuantisationReport
 from kvjax._formats.quantised import quantised
@@ -20,7 +21,6 @@ from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import check_outside
 from kvjax.checkpoint._prune import kept
-from kvjax.convert._files import FORMATS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +103,9 @@ def export_checkpoint(
     path = anywhere(path, "export_checkpoint")
     check_outside(path.resolve(), "export")
     kind = format or path.suffix.removeprefix(".")
-    if kind not in (*FILE_FORMATS, "deeprec"):
-        raise FileError(
-            path, f"a format of {[*FILE_FORMATS, 'deeprec']}", f"{kind!r}", "say format=, or end the path with it"
-        )
+    if kind not in EXPORTED:
+        mend = "say format=, or end the path with it"
+        raise FileError(path, f"a format of {[*EXPORTED]}", f"{kind!r}", mend)
     if partitions != 1 and kind != "deeprec":
         raise FileError(path, f"no partitions= for {kind}", f"{partitions}", "leave it out, or say format='deeprec'")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
-from kvjax._formats import npz, parquet, safetensors
 from kvjax._formats.atomic import fetched
-from kvjax._formats.errors import FileError, check_regular
+from kvjax._formats.errors import FileError
+from kvjax._formats.files import FORMATS, columns_of, last_step_of
 from kvjax._formats.quantised import SCALES, restored
-from kvjax._formats.source import Column, Concatenated, Lazy, Source
+from kvjax._formats.source import Column
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import ROW_COLUMNS, SLOT
 from kvjax._values.key_width import KEY_DTYPES, check_whole
@@ -144,124 +144,76 @@ def from_dense(embedding: ArrayLike, keys: ArrayLike | None = None) -> Imported:
     return incoming("from_dense", "an array", {"keys": given, "values": values}).read()
 
 
-class Format(Protocol):
-    """A module of `kvjax._formats`."""
-
-    @property
-    def WHAT(self) -> str: ...
-
-    @staticmethod
-    def write(path: str | os.PathLike[str], source: Source, /) -> None: ...
-
-    @staticmethod
-    def columns(path: str | os.PathLike[str], /) -> tuple[Mapping[str, Column], dict[str, str]]: ...
-
-
-FORMATS: Mapping[str, Format] = {"safetensors": safetensors, "npz": npz, "parquet": parquet}
-"""By the names of `FILE_FORMATS`."""
-
-
 def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None = None) -> Incoming:
     """A file of columns, as `from_safetensors` and the like take it, to be read piece by piece."""
-    what, (arrays, meta) = FORMATS[format].WHAT, _columns(format, path)
-    if not isinstance(cast("object", columns), Mapping | None):
-        want, got = "columns= by kvjax's names", type(columns).__name__
-        raise FileError(path, want, got, 'give {"keys": "ids"} for keys that are called "ids" there')
-    given = dict(columns or {})
-    known = (*ROW_COLUMNS, SCALES)
-    if unknown := [name for name in given if name not in known and not str(name).startswith(SLOT)]:
-        raise FileError(
-            path,
-            f"columns= by kvjax's names, {[*known, SLOT + '<name>']}",
-            f"{unknown}",
-            'give {"keys": "ids"} for keys that are called "ids" there',
-        )
-    theirs = dict.fromkeys(given.values())
-    # A column that has been given another name is not taken for one of kvjax's.
-    ours = {
-        name: name
-        for name in arrays
-        if (name in (*ROW_COLUMNS, SCALES) or name.startswith(SLOT)) and name not in theirs
-    }
-    ours |= given
-    ours = {"keys": "keys", "values": "values"} | ours
-    if lost := {there for there in ours.values() if there is not None} - arrays.keys():
-        raise FileError(
-            path, f"the columns {sorted(lost)}", f"{sorted(arrays)}", "say with columns= what they are called"
-        )
-    if none := sorted(name for name, there in ours.items() if there is None and name != "keys"):
-        raise FileError(
-            path, "names of columns (None for keys alone, to number the rows)", f"None for {none}", "name them"
-        )
+    arrays, meta = columns_of(format, path)
+    ours = _names(path, arrays, columns)
     found = {name: arrays[there] for name, there in ours.items() if there is not None}
-    if ours["keys"] is None and path.is_dir():
-        mend = "join them in the order that is meant, or write the keys"
-        raise FileError(path, "one file, whose rows are numbered", "a folder", mend)
     if ours["keys"] is None:
-        found["keys"] = _Numbers(found["values"].shape[0] if found["values"].shape else 0)
+        found["keys"] = _numbers(path, found["values"])
     scales = found.pop(SCALES, None)
     if found["values"].dtype == np.int8:
-        if scales is not None and scales.dtype.kind != "f":
-            raise FileError(path, f"{SCALES!r} of floats", f"{scales.dtype}")
-        if len(found["values"].shape) != 2 or scales is None or scales.shape != found["values"].shape[:1]:
-            raise FileError(path, f"a scale for each row of int8, as {SCALES!r}", f"{sorted(arrays)}")
-        found["values"] = _Restored(found["values"], scales)
+        found["values"] = _floats(path, found["values"], scales)
     elif scales is not None:  # of what is no int8
         ours.pop(SCALES)
-    left = [f"the column {name!r}" for name in arrays if name not in ours.values()]
-    last_step, key_dtype = _last_step(meta), meta.get("key_dtype")
-    fits = key_dtype in KEY_DTYPES and key_dtype.startswith("u") == (found["keys"].dtype.kind == "u")
-    key_dtype = key_dtype if fits and ours["keys"] == "keys" else None
     # Other programs may mean something else by these names.
+    key_dtype = meta.get("key_dtype") if ours["keys"] == "keys" else None
+    fits = key_dtype in KEY_DTYPES and key_dtype.startswith("u") == (found["keys"].dtype.kind == "u")
+    key_dtype, last_step = key_dtype if fits else None, last_step_of(meta)
     said = {"last_step": last_step, "key_dtype": key_dtype}
+    left = [f"the column {name!r}" for name in arrays if name not in ours.values()]
     left += [f"{name} of the metadata, {meta[name]!r:.50}" for name in said if name in meta and said[name] is None]
-    return incoming(path, what, found, last_step=last_step, key_dtype=key_dtype, left=left)
+    return incoming(path, FORMATS[format].WHAT, found, last_step=last_step, key_dtype=key_dtype, left=left)
 
 
-def _last_step(meta: Mapping[str, str]) -> int | None:
-    """What the metadata says of the table's last step; None if it says none that a table can have."""
-    step = meta.get("last_step", "")
-    return int(step) if step.isdecimal() and int(step) < 2**63 else None
+def _names(path: Path, arrays: Mapping[str, Column], columns: Mapping[str, str | None] | None) -> dict[str, str | None]:
+    """The names of columns there, by kvjax's names; None for keys that are the numbers of rows.
+
+    Raises:
+      FileError: what `columns` says is not there, or means nothing.
+    """
+    if not isinstance(cast("object", columns), Mapping | None):
+        raise FileError(path, "columns= by kvjax's names", type(columns).__name__, _SAY)
+    given = dict(columns or {})
+    if unknown := [name for name in given if not _is_known(str(name))]:
+        known = [*ROW_COLUMNS, SCALES, SLOT + "<name>"]
+        raise FileError(path, f"columns= by kvjax's names, {known}", f"{unknown}", _SAY)
+    # A column that has been given another name is not taken for one of kvjax's.
+    taken = dict.fromkeys(given.values())
+    by_default = {name: name for name in arrays if _is_known(name) and name not in taken}
+    ours = {"keys": "keys", "values": "values"} | by_default | given
+    if lost := {there for there in ours.values() if there is not None} - arrays.keys():
+        mend = "say with columns= what they are called"
+        raise FileError(path, f"the columns {sorted(lost)}", f"{sorted(arrays)}", mend)
+    if none := sorted(name for name, there in ours.items() if there is None and name != "keys"):
+        want = "names of columns (None for keys alone, to number the rows)"
+        raise FileError(path, want, f"None for {none}", "name them")
+    return ours
 
 
-def _columns(format: str, path: Path) -> tuple[Mapping[str, Column], dict[str, str]]:
-    """The columns of a file, or of all files of the format in a folder, one file's rows after the other's; and what
-    their metadata says."""
-    module = FORMATS[format]
-    if not path.is_dir():
-        check_regular(path, module.WHAT)
-        return module.columns(path)
-    files = sorted(file for file in path.glob(f"*.{format}") if not file.name.startswith((".", "_")))
-    if not files:
-        raise FileError(path, f"{module.WHAT}, or a folder of such", f"a folder without any *.{format}", "give another")
-    if below := next(path.glob(f"*/**/*.{format}"), None):
-        want, mend = "files in one folder", "give the folder that has all, or move them into one"
-        raise FileError(path, want, f"another below, {below.relative_to(path)}", mend)
-    for file in files:
-        check_regular(file, module.WHAT)
-    parts, said = zip(*map(module.columns, files), strict=True)
+_SAY = 'give {"keys": "ids"} for keys that are called "ids" there'
 
-    def joined(name: str) -> Column:
-        columns = [part[name] for part in parts]
-        columns = [column for column in columns if not column.shape or column.shape[0]] or columns[:1]
-        if not all(column.shape for column in columns):
-            return columns[0]  # which is none of rows
-        if len(kinds := {(column.dtype, column.shape[1:]) for column in columns}) > 1:
-            raise FileError(path, f"one type of {name!r} in all files", f"{sorted(map(str, kinds))}")
-        return Concatenated(columns)
 
-    names = [name for name in parts[0] if all(name in part for part in parts)]
-    if others := sorted({name for part in parts for name in part} - set(names)):
-        raise FileError(path, "the same columns in all files", f"{others} in some", "give files of one table")
-    meta = {key: value for key, value in said[0].items() if all(each.get(key) == value for each in said)}
-    if len(kinds := {each["key_dtype"] for each in said if "key_dtype" in each}) > 1:
-        raise FileError(path, "files of one table", f"those of tables of {sorted(kinds)}", "read them one by one")
-    steps = list(map(_last_step, said))
-    for kind in kinds:  # of which there is one, if any
-        meta["key_dtype"] = kind
-    if None not in steps:
-        meta["last_step"] = str(max(filter(None, steps), default=0))
-    return Lazy(names, joined), meta
+def _is_known(name: str) -> bool:
+    return name in (*ROW_COLUMNS, SCALES) or name.startswith(SLOT)
+
+
+def _numbers(path: Path, values: Column) -> Column:
+    """Keys of rows that have none."""
+    if path.is_dir():
+        mend = "join them in the order that is meant, or write the keys"
+        raise FileError(path, "one file, whose rows are numbered", "a folder", mend)
+    return _Numbers(values.shape[0] if values.shape else 0)
+
+
+def _floats(path: Path, values: Column, scales: Column | None) -> Column:
+    """Rows of int8 as the floats that they stand for."""
+    if scales is None or len(values.shape) != 2 or scales.shape != values.shape[:1]:
+        got = f"rows {values.shape} and {'none' if scales is None else scales.shape}"
+        raise FileError(path, f"a scale for each row of int8, as {SCALES!r}", got)
+    if scales.dtype.kind != "f":
+        raise FileError(path, f"{SCALES!r} of floats", f"{scales.dtype}")
+    return _Restored(values, scales)
 
 
 class _Numbers:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvjax._formats.atomic import fetched, scratch_of
-from kvjax._formats.choices import FILE_FORMATS, SYSTEMS
+from kvjax._formats.choices import FILE_FORMATS, IMPORTED
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath, anywhere, local
 from kvjax._formats.source import offsets_of, ranges
@@ -131,10 +131,9 @@ def import_checkpoint(
     kind, out = format or Path(source).suffix.removeprefix("."), anywhere(path, "import_checkpoint").resolve()
     check_outside(out, "import")
     given = (anywhere if kind in FILE_FORMATS else local)(source, "import_checkpoint")
-    if kind not in (*FILE_FORMATS, *SYSTEMS):
-        raise FileError(
-            given, f"a format of {[*FILE_FORMATS, *SYSTEMS]}", f"{kind!r}", "say format=, or end the path with it"
-        )
+    if kind not in IMPORTED:
+        mend = "say format=, or end the path with it"
+        raise FileError(given, f"a format of {[*IMPORTED]}", f"{kind!r}", mend)
     if (variable is None) != (kind in FILE_FORMATS):
         raise FileError(
             given, "variable= for another system's alone", f"{variable!r} for {kind}",

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import kvjax
-from kvjax._command.main import main, parser
+from kvjax._command.arguments import parser
+from kvjax._command.main import main
 from kvjax._command.plot import _growth
 from kvjax._command.prune import rules_of
 from tests.support.checkpoints import IDS, save

@@ -12,7 +12,7 @@ from kvjax._command.main import main
 from kvjax._formats import source
 from kvjax._formats.choices import FILE_FORMATS
 from kvjax._formats.choices import SYSTEMS as NAMES
-from kvjax.convert._files import FORMATS
+from kvjax._formats.files import FORMATS
 from kvjax.convert._to_checkpoint import OPENERS
 from tests.support.checkpoints import trained
 from tests.support.marks import slow
