@@ -45,6 +45,7 @@ _ELEMENTWISE = {form.removesuffix("_f") for form in FORMS if form.endswith("_f")
     "and", "or", "xor", "not", "clamp", "integer_pow", "square", "convert_element_type", "select_n", "shift_left",
     "shift_right_arithmetic", "shift_right_logical",
 }  # fmt: skip
+"""Elementwise primitives that are instructions."""
 _REDUCTIONS = {
     "reduce_sum": "sum",
     "reduce_max": "rmax",

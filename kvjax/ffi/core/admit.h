@@ -13,13 +13,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/index.h"
 #include "kvjax/ffi/core/portable.h"
+#include "kvjax/ffi/core/sorted.h"
 
 namespace kvjax {
 
@@ -236,16 +236,14 @@ class Admission {
   }
   [[nodiscard]] AdmissionState Save() const {
     AdmissionState state;
-    std::vector<std::pair<int64_t, int64_t>> counts;
+    std::vector<KeyRow> counts;  // and their words in the place of rows
     counts.reserve(waiting_.size());
-    waiting_.ForEach([&](uint64_t key, uint32_t word) {
-      counts.emplace_back(static_cast<int64_t>(key), spec_.Saved(word, window_));
-    });
-    std::sort(counts.begin(), counts.end(), [](const auto& x, const auto& y) {
-      return std::pair(BucketOf(static_cast<uint64_t>(x.first)), x.first) <
-             std::pair(BucketOf(static_cast<uint64_t>(y.first)), y.first);
-    });
-    for (const auto& [key, count] : counts) state.keys.push_back(key), state.counts.push_back(count);
+    waiting_.ForEach([&](uint64_t key, uint32_t word) { counts.push_back({key, word}); });
+    SortByBucket(counts);
+    for (const KeyRow& c : counts) {
+      state.keys.push_back(static_cast<int64_t>(c.key));
+      state.counts.push_back(spec_.Saved(c.row, window_));
+    }
     state.cells = cells_;
     return state;
   }

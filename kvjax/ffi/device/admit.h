@@ -74,6 +74,14 @@ void DecideKeys(Q& q, CallView call, AdmissionView by, IndexView rows, Gradients
   });
 }
 
+/// The key waits no more; equal keys may come. `i` spreads what is counted.
+KVJAX_HD inline void StopWaiting(CallView call, IndexView waiting, uint64_t key, size_t i) {
+  bool gave_empty = false;
+  if (waiting.Erase(key, gave_empty) == kNoRow) return;
+  call.control->waiting.Add(i, ~uint64_t{0});
+  if (gave_empty) call.control->waiting_cells.Add(i, ~uint64_t{0});
+}
+
 /// Forgets the waiting keys that no window from the one before on has seen.
 template <class Q>
 void ForgetOld(Q& q, CallView call, AdmissionView by, const uint32_t* window) {
@@ -81,10 +89,7 @@ void ForgetOld(Q& q, CallView call, AdmissionView by, const uint32_t* window) {
     if (!call.open() || *window == call.control->window) return;
     const IndexView::Entry* const entry = by.waiting.At(cell);
     if (entry == nullptr || by.spec.Stays(entry->row, *window)) return;
-    bool gave_empty = false;
-    by.waiting.Erase(entry->key, gave_empty);
-    call.control->waiting.Add(cell, ~uint64_t{0});
-    if (gave_empty) call.control->waiting_cells.Add(cell, ~uint64_t{0});
+    StopWaiting(call, by.waiting, entry->key, cell);
   });
   q.Once([=] KVJAX_HD() {
     if (call.open()) call.control->window = *window;
@@ -97,10 +102,7 @@ void CommitWaiting(Q& q, CallView call, AdmissionView by, const uint64_t* keys, 
                    typename Decision<Q>::View decided) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
     if (!call.open() || decided.waiting[i] == nullptr || decided.verdict[i] == Decision<Q>::kRefused) return;
-    bool gave_empty = false;
-    by.waiting.Erase(keys[i], gave_empty);
-    call.control->waiting.Add(i, ~uint64_t{0});
-    if (gave_empty) call.control->waiting_cells.Add(i, ~uint64_t{0});
+    StopWaiting(call, by.waiting, keys[i], i);
   });
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     const bool waits = i < n && call.open() && decided.verdict[i] == Decision<Q>::kRefused;
@@ -141,11 +143,7 @@ template <class Q>
 void ForgetWaiting(Q& q, CallView call, IndexView waiting, const uint64_t* keys, Valid valid,
                    const uint32_t* first, const uint32_t* rows, size_t n) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (!call.open() || !valid(i) || first[i] != i || rows[i] == kNoRow) return;
-    bool gave_empty = false;
-    if (waiting.Erase(keys[i], gave_empty) == kNoRow) return;
-    call.control->waiting.Add(i, ~uint64_t{0});
-    if (gave_empty) call.control->waiting_cells.Add(i, ~uint64_t{0});
+    if (call.open() && valid(i) && first[i] == i && rows[i] != kNoRow) StopWaiting(call, waiting, keys[i], i);
   });
 }
 
@@ -153,11 +151,7 @@ void ForgetWaiting(Q& q, CallView call, IndexView waiting, const uint64_t* keys,
 template <class Q>
 void ForgetKeys(Q& q, CallView call, IndexView waiting, const uint64_t* keys, Valid valid, size_t n) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (!call.open() || !valid(i)) return;
-    bool gave_empty = false;
-    if (waiting.Erase(keys[i], gave_empty) == kNoRow) return;
-    call.control->waiting.Add(i, ~uint64_t{0});
-    if (gave_empty) call.control->waiting_cells.Add(i, ~uint64_t{0});
+    if (call.open() && valid(i)) StopWaiting(call, waiting, keys[i], i);
   });
 }
 
