@@ -15,6 +15,7 @@ from kvjax._formats.source import row_bytes
 from kvjax._keys.keys import Keys
 from kvjax._sharded import reads
 from kvjax._spec.spec import TableSpec
+from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._training.catch_up import caught_up_row
 from kvjax._training.rowwise import CatchUp
 from kvjax._training.signature import is_of
@@ -139,7 +140,12 @@ class CaughtUpView:
         now = caught_up_row(self.rowwise, spec.dim)
         for _ in keys.shape:
             now = jax.vmap(now, in_axes=(0, 0, None))
-        row, kept = now(stored.astype(jnp.float32), list(slots.values()), self.globals_)
+
+        def run(stored: jax.Array, slots: list[jax.Array], globals_: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+            return now(stored.astype(jnp.float32), slots, globals_), ()
+
+        spread = sharding_of(stored, keys.ndim)
+        row, kept = as_auto(run, spread, stored, list(slots.values()), self.globals_)[0]
         return (row if self.slot is None else kept[layout.names.index(self.slot)]).astype(spec.row_dtype)
 
     def snapshot(self, spec: TableSpec, stored: Snapshot, slots: bool) -> Snapshot:

@@ -13,7 +13,7 @@ from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._values.errors import level_of_user, meant
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._copies import Copies
-from kvjax.checkpoint._files import Files, modified
+from kvjax.checkpoint._files import Files, modified, stamp_of
 from kvjax.checkpoint._format import META, CheckpointError, LostBaseError
 from kvjax.checkpoint._locate import UNDER_WAY, PathLike, all_at, is_checkpoint, locate
 from kvjax.checkpoint._stored import EQUAL_FIELDS
@@ -215,22 +215,31 @@ def unreplaced(
                 raise
 
 
-def places_of(path: AnyPath, known: Sequence[AnyPath]) -> tuple[AnyPath, ...]:
+Places = dict[AnyPath, tuple[int, ...] | None]
+"""Where a checkpoint is, as the last, and what it builds on: the stamp of each manifest when the chain was last read
+whole; None if it was not."""
+
+
+def places_of(path: AnyPath, known: Places) -> Places:
     """Where a checkpoint is that has just been saved, and what it builds on; says so if that is not there any more.
+
+    What has been found is read again only if it looks otherwise than before: a save costs no more for a long chain.
 
     Args:
       path: of the checkpoint.
       known: where those may be that it builds on.
     """
-    here = anywhere(str(path).replace(UNDER_WAY, ""), "save")
+    here, stamp = anywhere(str(path).replace(UNDER_WAY, ""), "save"), stamp_of(path / META)
     try:
         catalog = Catalog(path, "save")
         if not any("delta" in catalog.open(name)[0] for name in catalog.names):
-            return (here,)
-        known = [place for place in known if is_checkpoint(place)]
-        chain = Chain(catalog, known)
-        for name in chain.names:
-            chain.links(name)
+            return {here: stamp}
+        if known and all(seen is not None and stamp_of(place / META) == seen for place, seen in known.items()):
+            return known | {here: stamp}
+        known = {place: None for place in known if is_checkpoint(place)}
+        chain = Chain(catalog, list(known))
+        found = [link.catalog.directory for name in chain.names for link in chain.links(name)[:-1]]
+        return {place: stamp_of(place / META) for place in (*known, *found)} | {here: stamp}
     except CheckpointError as error:
         warnings.warn(
             f"{str(error).replace(UNDER_WAY, '')}. Without that, no delta that builds on it restores, whether "
@@ -238,7 +247,7 @@ def places_of(path: AnyPath, known: Sequence[AnyPath]) -> tuple[AnyPath, ...]:
             "that what deltas build on is kept (a manager with max_to_keep= deletes old steps)",
             stacklevel=level_of_user(),
         )
-    return (*known, here)
+    return known | {here: None}
 
 
 def _latest_first(folder: AnyPath) -> Sequence[AnyPath]:

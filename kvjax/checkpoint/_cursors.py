@@ -18,7 +18,7 @@ from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._table.changes import Mark, close_cursor, open_cursor
 from kvjax._table.table import Table
 from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._chain import Chain, places_of
+from kvjax.checkpoint._chain import Chain, Places, places_of
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._format import CheckpointError
 
@@ -45,7 +45,7 @@ class Cursor:
     checkpoint: str
     marks: Marks
     directory: AnyPath | None = None
-    places: tuple[AnyPath, ...] = ()
+    places: Places = dataclasses.field(default_factory=Places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +169,7 @@ def moving(name: str | None, tables: Mapping[str, Table], directory: AnyPath, of
     PROCESS.cursors[directory] = _Moving(key, of, marks)
 
 
-def finished(directory: AnyPath, digest: str, at: AnyPath | None = None) -> tuple[AnyPath, ...]:
+def finished(directory: AnyPath, digest: str, at: AnyPath | None = None) -> Places:
     """Says that a checkpoint is there as a whole: a cursor that was on its way to it is at it.
 
     Gives where what it builds on and, as the last, it are; nothing if no cursor was on its way to it.
@@ -181,9 +181,9 @@ def finished(directory: AnyPath, digest: str, at: AnyPath | None = None) -> tupl
     """
     found = PROCESS.cursors.pop(directory, None)
     if found is None:
-        return ()
+        return {}
     old: Cursor | None = PROCESS.cursors.get(found.of)
-    places = places_of(at or directory, () if old is None else old.places)
+    places = places_of(at or directory, {} if old is None else old.places)
     _put(Cursor(found.key, digest, found.marks, directory, places), found.of)
     return places
 
@@ -192,8 +192,9 @@ def put(name: str, tables: Mapping[str, Table], chain: Chain, digest: str) -> No
     """Puts a cursor at a checkpoint from which tables have been restored just now."""
     marks: Marks = {saved: (table, open_cursor(table)) for saved, table in tables.items()}
     key = key_of(name, tables)
-    bases = dict.fromkeys(link.catalog.directory for saved in tables for link in chain.links(saved))
-    _put(Cursor(key, digest, marks, places=(*bases, chain.catalog.directory, *chain.given)), key)
+    bases = [link.catalog.directory for saved in tables for link in chain.links(saved)]
+    places: Places = dict.fromkeys((*bases, chain.catalog.directory, *chain.given))  # which are looked at once again
+    _put(Cursor(key, digest, marks, places=places), key)
 
 
 def _put(cursor: Cursor, of: Key) -> None:

@@ -97,6 +97,18 @@ def modified(path: AnyPath) -> float:
         return 0.0
 
 
+def stamp_of(path: AnyPath) -> tuple[int, ...] | None:
+    """What tells a file from another that has taken its place, as far as can be said without reading it: in a store
+    its size alone. None if it is not there."""
+    try:
+        if not isinstance(path, Path):
+            return (path.size(),)
+        found = path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    except OSError:
+        return None
+
+
 def files_below(folder: AnyPath) -> list[PurePath]:
     """The files in a folder and in those below it, by their paths below it."""
     if isinstance(folder, Path):

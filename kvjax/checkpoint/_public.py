@@ -4,6 +4,7 @@ from kvjax.checkpoint._catalog import Catalog as Catalog
 from kvjax.checkpoint._catalog import missing_lists as missing_lists
 from kvjax.checkpoint._catalog import write_manifest as write_manifest
 from kvjax.checkpoint._chain import Chain as Chain
+from kvjax.checkpoint._chain import Places as Places
 from kvjax.checkpoint._chain import chosen_tables as chosen_tables
 from kvjax.checkpoint._chain import places_of as places_of
 from kvjax.checkpoint._chain import unreplaced as unreplaced

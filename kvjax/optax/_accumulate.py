@@ -12,6 +12,7 @@ import optax
 from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import opaque_canary, words_in
 from kvjax._keys.sparse_rows import is_sparse
+from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import check_transform
 from kvjax._values.arrays import PyTree
@@ -112,7 +113,17 @@ def _put(kept: Mapping[str, jax.Array], grads: Mapping[str, jax.Array], step: ja
             f"kvjax: accumulate: want the gradients of batches of one shape, got arrays {got}, and {want} in the step "
             "before; pad the batch (pad_id= or mask=), or leave the last one out"
         )
-    return {name: jax.lax.dynamic_update_index_in_dim(kept[name], one, step, 0) for name, one in grads.items()}
+    return {name: _with(kept[name], one, step) for name, one in grads.items()}
+
+
+def _with(kept: jax.Array, one: jax.Array, step: jax.Array) -> jax.Array:
+    """Also where only some of them are on a mesh with Explicit axes; it is spread as the step's own is."""
+
+    def run(kept: jax.Array, one: jax.Array, step: jax.Array) -> tuple[Any, Any]:
+        return (jax.lax.dynamic_update_index_in_dim(kept, one, step, 0),), ()
+
+    put: jax.Array = as_auto(run, (None, *sharding_of(one, one.ndim)), kept, one, step)[0][0]
+    return put
 
 
 def _plain(grad: Any) -> Any:

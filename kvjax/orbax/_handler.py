@@ -11,13 +11,14 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
-from kvjax._formats.paths import AnyPath, anywhere
+from kvjax._formats.paths import anywhere
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint import (
     Catalog,
     Chain,
     PathLike,
+    Places,
     RestoreOptions,
     copied,
     finished,
@@ -56,7 +57,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
       >>> kvjax.drop_table("doc_handler")
     """
 
-    _last: tuple[AnyPath, ...] = ()  # where the last save with a cursor is, behind what it builds on
+    _last: Places | None = None  # where the last save with a cursor is, behind what it builds on
 
     async def async_save(self, directory: str | os.PathLike[str], args: TableSave) -> list[future.Future]:
         how = args.prune, args.cursor, args.delta_since
@@ -147,8 +148,8 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def close(self) -> None:
         """Warns if the manager has deleted a checkpoint that its last delta builds on, which no later save can do."""
-        if self._last and is_checkpoint(self._last[-1]):
-            places_of(self._last[-1], self._last[:-1])
+        if self._last and is_checkpoint(last := [*self._last][-1]):
+            places_of(last, self._last)
 
 
 async def _folders() -> None:

@@ -1,9 +1,11 @@
 """What deltas build on: it is replaced by nothing unsaid, and `verify` misses it where it is gone."""
 
+import itertools
 import json
 import re
 import shutil
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,11 @@ from orbax.checkpoint import v1
 import kvjax
 from kvjax._command.main import main
 from kvjax._process import PROCESS
-from kvjax.checkpoint import CheckpointError, compact, diff, prune, restore, save, verify
+from kvjax.checkpoint import Catalog, CheckpointError, compact, diff, prune, restore, save, verify
 from kvjax.convert import export_checkpoint, import_checkpoint
 from kvjax.serving import Releases
 from tests.support.marks import few
+from tests.support.tables import same_rows
 
 RULE = kvjax.Prune(min_norm=2.0)
 
@@ -118,6 +121,38 @@ def test_a_save_over_a_base_warns(chain, folder):
         save(folder / "1", {"t": chain}, since="c")
         save(folder / "alone", {"t": chain}, overwrite=True)
     assert len(restore(folder / "1", {"t": chain})["t"]) == 9
+
+
+def restored(table, path):
+    kvjax.drop_table(table.name)
+    return restore(path)["t"].export()
+
+
+def test_a_save_reads_no_more_of_a_long_chain(make, folder, monkeypatch):
+    """But for a base that is another than it was, which it reads again, and says."""
+    table, opened, numbers = make(1).upsert(np.arange(9), np.arange(9.0)[:, None]), Counter(), itertools.count(1)
+    save(folder / "0", {"t": table}, cursor="c")
+    real = Catalog.open
+    monkeypatch.setattr(Catalog, "open", lambda self, name: opened.update([count]) or real(self, name))
+    for count in itertools.islice(numbers, 9):
+        table = table.upsert([count], [[-1.0]])
+        save(folder / f"{count}", {"t": table}, since="c")
+    assert opened[1] <= 2 and opened[9] == opened[4] == 1
+    shutil.copytree(folder / "4", folder.parent / "4")  # as from a backup: the same bytes in other files
+    shutil.rmtree(folder / "4")
+    (folder.parent / "4").rename(folder / "4")
+    for count in itertools.islice(numbers, 2):
+        save(folder / f"{count}", {"t": table}, since="c")
+    assert opened[10] > 10 and opened[11] == 1
+    (folder / "3").rename(folder.parent / "3")
+    for count in itertools.islice(numbers, 2):  # the second would look no further, had the first been content
+        with pytest.warns(UserWarning, match="no delta that builds on it restores"):
+            save(folder / f"{count}", {"t": table}, since="c")
+    (folder.parent / "3").rename(folder / "3")
+    for count in itertools.islice(numbers, 2):
+        save(folder / f"{count}", {"t": table}, since="c")
+    assert opened[15] == 1
+    same_rows(table.export(), restored(table, folder / "15"))
 
 
 def test_verify_misses_what_a_delta_builds_on(chain, folder, capsys):

@@ -1,0 +1,67 @@
+"""Transforms that keep something between steps, on meshes with Explicit axes: what they do without a mesh."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import kvjax
+from kvjax.optax import accumulate, apply_if_finite, catch_up, ema_rows, group_lasso, joint, partition
+from tests.support.marks import few_rows
+
+pytestmark = pytest.mark.usefixtures("promotion")
+PLAIN, ADAM = optax.adagrad(0.1), catch_up(optax.adam(0.1))
+CASES = {
+    "accumulate": (PLAIN, lambda tx: accumulate(tx, 2)),
+    "catch_up": (ADAM, lambda tx: tx),
+    "both": (ADAM, lambda tx: accumulate(tx, 2)),
+    "group_lasso": (group_lasso(PLAIN, l21=0.1), lambda tx: tx),
+    "joint": (ADAM, lambda tx: optax.chain(joint(optax.clip_by_global_norm(0.5)), tx)),
+    "finite": (PLAIN, lambda tx: accumulate(apply_if_finite(tx, 3), 2)),
+    "averages": (optax.chain(PLAIN, ema_rows(0.9)), lambda tx: tx),
+}
+
+
+SPREAD = (False, True, False)
+OTHERS = [(True, False, False), (True, True, False), (True, True, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "placed", "spread", "within"),  # the state, on the mesh; the batch, over it; the step, in jax.set_mesh
+    few_rows([*((name, *SPREAD) for name in CASES), *(("both", *other) for other in OTHERS)], 0),
+)
+def test_on_explicit_axes(name, placed, spread, within, make, mesh):
+    axes, (rows, wrap), results = mesh(4, explicit=True), CASES[name], []
+    tx = wrap(partition(dense=optax.sgd(0.1), tables=rows))
+    ids = np.array([[1, 2, 3, 4], [3, 3, 4, 5], [1, 6, 6, 2], [2, 7, 7, 1]])
+
+    @jax.jit
+    def step(params, state, keys):
+        def loss(p):
+            return jnp.sum((p["t"].lookup(keys) - 1.0) ** 2)
+
+        grads = kvjax.grad(loss)(kvjax.optax.caught_up(params, state, rows))
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for where in (None, axes):
+        params = {"t": make(2, initializer=0.5, mesh=where, seed=1)}
+        state = tx.init(params)
+        if where is not None and placed:
+            state = jax.device_put(state, NamedSharding(axes, P()))
+        with jax.set_mesh(axes) if where is not None and within else contextlib.nullcontext():
+            for each in ids:
+                keys = kvjax.keys(each)
+                if where is not None and spread:
+                    keys = jax.device_put(keys, NamedSharding(axes, P("x")))
+                params, state = step(params, state, keys)
+        results.append(kvjax.optax.caught_up(params, state, rows)["t"].export())
+    one, other = results
+    np.testing.assert_allclose(one.values, other.values, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal((one.keys, one.freqs, one.versions), (other.keys, other.freqs, other.versions))
+    assert len(one) == 7
