@@ -5,12 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, level_of_user
+
+MANY_SCORES = 128
+"""So many score functions of one name are none that a program defines: they are made anew for each call."""
+
+MANY_ERRORS = 256
+"""So many errors that a program has met are remembered."""
 
 Score = Callable[[Any], Any]
 
@@ -54,7 +62,7 @@ class Process:
       cursors: where the cursors of deltas are, by name and tables; by folder, those of saves that are not finished yet.
       started: the newest version that a program has given or will give, by thread and table. What comes behind a failed
         write in a program fails with it, so that is known of the newest.
-      met: what kvjax says in the errors that the program has seen.
+      met: what kvjax says in the last errors that the program has seen.
       keeps_refused: whether some steps keep to themselves what they are refused for.
       said: numbers of the refused steps that a warning has told of.
       raised: what a function of the user's has raised last, until the write that called it has failed for that.
@@ -74,7 +82,7 @@ class Process:
         self.traced: set[str] = set()
         self.outlived: set[int] = set()
         self.started: dict[tuple[int, str], Any] = {}
-        self.met: set[str] = set()
+        self.met: dict[str, None] = {}
         self.keeps_refused = False
         self.said: set[int] = set()
         self.raised: BaseException | None = None
@@ -86,7 +94,7 @@ class Process:
         self.lock, self.restoring = threading.RLock(), threading.RLock()  # a thread that is not here may have held them
         self.forked = self.forked or bool(self.specs)
         # Of programs that never end here, as JAX's threads are not there: the exit would wait for them for ever.
-        self.started, self.met, self.said, self.keeps_refused = {}, set(), set(), False
+        self.started, self.met, self.said, self.keeps_refused = {}, {}, set(), False
 
     def spec_of(self, name: str) -> Any:
         """The spec of the table of this name, or None."""
@@ -136,9 +144,16 @@ class Process:
             number, before = 0, len(self._scores)
             while self._scores.setdefault(key := f"{name}#{number}" if number else name, score) is not score:
                 number += 1
-            if len(self._scores) > before:
+            if is_new := len(self._scores) > before:
                 self.outlived.add(hash(key))
-            return key
+        if is_new and number == MANY_SCORES:
+            warnings.warn(
+                f"kvjax: evict: want a score function that is defined once, got {number + 1} of the name "
+                f"{unquote(name)}; each compiles programs of its own, and is kept to the end of the process with all "
+                "that it closes over: define it at the top of a module",
+                stacklevel=level_of_user(),
+            )
+        return key
 
     def call_score(self, exported: Callable[[dict[str, Any]], Any], name: str, raw: dict[str, Any]) -> np.ndarray:
         """Scores rows for the C++ side.

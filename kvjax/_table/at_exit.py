@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from kvjax import ffi
-from kvjax._process import PROCESS
+from kvjax._process import MANY_ERRORS, PROCESS
 
 
 def started(name: str, version: Any) -> None:
@@ -32,7 +32,12 @@ def forget(name: str) -> None:
 
 def met(error: BaseException) -> None:
     """Says that the program has seen an error."""
-    PROCESS.met.add(_ours(error))
+    said = _ours(error)
+    with PROCESS.lock:
+        PROCESS.met.pop(said, None)  # the last is that of now
+        PROCESS.met[said] = None
+        while len(PROCESS.met) > MANY_ERRORS:
+            del PROCESS.met[next(iter(PROCESS.met))]
 
 
 def _ours(error: BaseException) -> str:

@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from kvjax._process import MANY_ERRORS, PROCESS
+from kvjax._table.at_exit import met
+
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, optax, kvjax
 table = kvjax.get_table("t", dim=2, max_capacity=2, on_full="error")
@@ -95,3 +98,11 @@ def test_a_daemon_thread_in_a_call_is_no_crash(call):
         program = subprocess.run([sys.executable, "-c", BESIDE.replace("CALL", call)], capture_output=True, text=True)
         assert program.returncode == 0, program.stderr
         assert "nanobind" not in program.stderr
+
+
+def test_only_the_last_errors_are_remembered():
+    first, *others = (ValueError(f"kvjax: {number}") for number in range(2 * MANY_ERRORS))
+    for error in others:
+        met(first)  # which is met again and again
+        met(error)
+    assert len(PROCESS.met) == MANY_ERRORS and {"kvjax: 0", f"kvjax: {2 * MANY_ERRORS - 1}"} <= PROCESS.met.keys()

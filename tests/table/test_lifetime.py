@@ -86,6 +86,13 @@ def test_score_functions_count_too(cleared):
     assert cleared == [0]
 
 
+def test_a_score_function_that_is_made_for_each_call_is_told():
+    with pytest.warns(UserWarning, match="got 129 of the name .*told.<locals>.<lambda>; each compiles") as said:
+        for _ in range(200):
+            kvjax.evict.MinScore(0, lambda rows: rows.freqs).text()
+    assert len(said) == 1 and said[0].filename == __file__
+
+
 @slow
 def test_memory_is_flat_where_calls_are_eager(monkeypatch):
     """For as many tables as there is time for: each compiles its programs, 20 to 80 ms of them."""
@@ -111,6 +118,7 @@ def choose(tables):
 
 
 @slow
+@pytest.mark.filterwarnings("ignore:kvjax. evict. want a score function that is defined once")
 @pytest.mark.parametrize("program, tables", [(look_up, 100), (choose, 1)])
 def test_a_thousand_leave_nothing(program, tables):
     """Tables that are made, filled, read and dropped, and score functions that are used: a hundred to a program,
