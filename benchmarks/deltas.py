@@ -1,6 +1,6 @@
 """Deltas: what a cursor costs a training step, and deltas of some rows beside a save of all.
 
-    python benchmarks/deltas.py [--rows N] [--dim D] [--batch B]
+    python benchmarks/deltas.py [--rows N] [--dim D] [--batch B] [--chain N]
 
 In processor time, which a busy machine changes least; steps of two tables, of which one has a cursor, in turns.
 """
@@ -48,7 +48,7 @@ def step(table: kvjax.Table, keys: kvjax.Keys, gradients: jax.Array) -> kvjax.Ta
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("rows", 1_000_000), ("dim", 64), ("batch", 50_000)):
+    for name, default in (("rows", 1_000_000), ("dim", 64), ("batch", 50_000), ("chain", 240)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     rng, gradients = np.random.default_rng(0), jnp.ones((args.batch, args.dim))
@@ -78,6 +78,16 @@ def main() -> None:
         print(f"restore of all: {seconds(lambda: restore(folder / 'base', {'t': table})['t'].version):.2f} s")
         print(f"of base and four deltas: {seconds(lambda: restore(path, {'t': table})['t'].version):.2f} s")
         print(f"compact: {seconds(lambda: compact(path, folder / 'whole')):.2f} s")
+        small, took = filled("small", min(args.rows, 20_000), 8), []
+        save(folder / "chain/0", {"t": small}, cursor="chain")
+        for link in range(1, args.chain + 1):
+            small = small.upsert(rng.integers(0, len(small), 256), np.ones((256, 8), np.float32))
+            now, path = small, folder / f"chain/{link}"
+            took.append(seconds(lambda now=now, path=path: save(path, {"t": now}, since="chain")))
+        first, last = statistics.median(took[:10]), statistics.median(took[-10:])
+        print(
+            f"delta of 256 rows: {1e3 * first:.1f} ms as link 1 to 10, {1e3 * last:.1f} as the last ten of {len(took)}"
+        )
 
 
 def size(folder: Path) -> int:
