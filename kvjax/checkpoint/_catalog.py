@@ -167,7 +167,8 @@ class Catalog:
         try:
             return {unquote(path.name): path.name for path in unlisted_tables(self.directory)}
         except Damaged as error:
-            raise CheckpointError(f"kvjax: {self.op}: {error}; {_LOST}") from error
+            mend = _LOST if self.directory.exists() else "nothing is there: check the path"
+            raise CheckpointError(f"kvjax: {self.op}: {error}; {mend}") from error
 
     @property
     def names(self) -> list[str]:

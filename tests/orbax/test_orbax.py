@@ -108,6 +108,13 @@ class Net(nn.Module):
         return nn.Dense(1)(kvjax.flax.Embed("t", 3)(keys))[..., 0]
 
 
+def test_a_folder_that_is_not_there_is_not_called_damaged(tmp_path):
+    handler = kvjax.orbax.TableHandler()
+    for op in (handler.restore, handler.metadata):
+        with pytest.raises(kvjax.checkpoint.CheckpointError, match=r"none in .*gone; nothing is there: check the path"):
+            op(tmp_path / "gone")
+
+
 def test_train_state(tmp_path):
     """Dense parameters, optimizer state and tables in one step, through split and combine."""
     keys, y = kvjax.keys(IDS), jnp.arange(5.0)
