@@ -236,10 +236,10 @@ def places_of(path: AnyPath, known: Places) -> Places:
             return {here: stamp}
         if known and all(seen is not None and stamp_of(place / META) == seen for place, seen in known.items()):
             return known | {here: stamp}
-        known = {place: None for place in known if is_checkpoint(place)}
-        chain = Chain(catalog, list(known))
+        there = [place for place in known if is_checkpoint(place)]  # the others may come back
+        chain = Chain(catalog, there)
         found = [link.catalog.directory for name in chain.names for link in chain.links(name)[:-1]]
-        return {place: stamp_of(place / META) for place in (*known, *found)} | {here: stamp}
+        return {place: stamp_of(place / META) for place in (*there, *found)} | {here: stamp}
     except CheckpointError as error:
         warnings.warn(
             f"{str(error).replace(UNDER_WAY, '')}. Without that, no delta that builds on it restores, whether "

@@ -193,7 +193,9 @@ def put(name: str, tables: Mapping[str, Table], chain: Chain, digest: str) -> No
     marks: Marks = {saved: (table, open_cursor(table)) for saved, table in tables.items()}
     key = key_of(name, tables)
     bases = [link.catalog.directory for saved in tables for link in chain.links(saved)]
-    places: Places = dict.fromkeys((*bases, chain.catalog.directory, *chain.given))  # which are looked at once again
+    places: Places = {}  # which are looked at once again, wherever the process works then
+    for place in (*bases, chain.catalog.directory, *chain.given):
+        places[place.resolve()] = None
     _put(Cursor(key, digest, marks, places=places), key)
 
 

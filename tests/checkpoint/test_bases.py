@@ -155,6 +155,23 @@ def test_a_save_reads_no_more_of_a_long_chain(make, folder, monkeypatch):
     same_rows(table.export(), restored(table, folder / "15"))
 
 
+def test_a_base_that_comes_back_is_found_where_it_was(chain, folder, monkeypatch):
+    """Also by a cursor that was put at a relative path, when the process works elsewhere."""
+    (folder / "bases").mkdir()
+    for number in "01":
+        (folder / number).rename(folder / "bases" / number)
+    monkeypatch.chdir(folder)
+    table = restore("2", {"t": chain}, base="bases", cursor="c")["t"]
+    monkeypatch.chdir(folder.parent)
+    save(folder / "3", {"t": table}, since="c")
+    (folder / "bases").rename(folder.parent / "away")
+    with pytest.warns(UserWarning, match="no delta that builds on it restores"):
+        save(folder / "4", {"t": table}, since="c")
+    (folder.parent / "away").rename(folder / "bases")
+    save(folder / "5", {"t": table}, since="c")
+    assert verify(folder / "5", base=folder / "bases")
+
+
 def test_verify_misses_what_a_delta_builds_on(chain, folder, capsys):
     digests = [json.loads((folder / f"{i}/kvjax.json").read_text())["digest"] for i in range(3)]
     far, calls = folder.parent / "far/away", ["verify", str(folder / "2")]
