@@ -42,6 +42,10 @@ def store_path(url: str, scheme: str, rest: str, op: str) -> StorePath:
     return StorePath(files, scheme.lower(), path)
 
 
+_STAMPS = ("ETag", "etag", "generation", "LastModified", "last_modified", "mtime", "created")
+"""By what names packages of stores say which of two files of one path it is."""
+
+
 class StorePath:
     """A path in a store: what of `pathlib.Path` the checkpoints need, and nothing of what a store cannot do.
 
@@ -140,6 +144,16 @@ class StorePath:
         if found is None or found["type"] != "file":
             raise FileNotFoundError(errno.ENOENT, "kvjax: want a file, got none", str(self))
         return int(found["size"])
+
+    def stamp(self) -> tuple[object, ...] | None:
+        """What the store says of when the file was written, or of its contents; None if it says nothing.
+
+        Raises:
+          OSError: the store cannot be reached.
+        """
+        found = self._info() or {}
+        said = tuple(found[name] for name in _STAMPS if found.get(name))
+        return (found.get("size"), *said) if said else None
 
     def _info(self) -> dict[str, Any] | None:
         """What the store says of it; None if it is not there."""

@@ -13,7 +13,7 @@ from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._values.errors import level_of_user, meant
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._copies import Copies
-from kvjax.checkpoint._files import Files, modified, stamp_of
+from kvjax.checkpoint._files import Files, Stamp, modified, stamp_of
 from kvjax.checkpoint._format import META, CheckpointError, LostBaseError
 from kvjax.checkpoint._locate import UNDER_WAY, PathLike, all_at, is_checkpoint, locate
 from kvjax.checkpoint._stored import EQUAL_FIELDS
@@ -215,7 +215,7 @@ def unreplaced(
                 raise
 
 
-Places = dict[AnyPath, tuple[int, ...] | None]
+Places = dict[AnyPath, Stamp | None]
 """Where a checkpoint is, as the last, and what it builds on: the stamp of each manifest when the chain was last read
 whole; None if it was not."""
 
@@ -223,13 +223,15 @@ whole; None if it was not."""
 def places_of(path: AnyPath, known: Places) -> Places:
     """Where a checkpoint is that has just been saved, and what it builds on; says so if that is not there any more.
 
-    What has been found is read again only if it looks otherwise than before: a save costs no more for a long chain.
+    Of a long chain that has been found, it looks at the stamp of each manifest, and reads them again only if one is
+    another: what else is damaged there, `verify` says.
 
     Args:
       path: of the checkpoint.
       known: where those may be that it builds on.
     """
     here, stamp = anywhere(str(path).replace(UNDER_WAY, ""), "save"), stamp_of(path / META)
+    known = {place: seen for place, seen in known.items() if place != here}
     try:
         catalog = Catalog(path, "save")
         if not any("delta" in catalog.open(name)[0] for name in catalog.names):

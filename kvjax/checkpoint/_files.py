@@ -97,12 +97,15 @@ def modified(path: AnyPath) -> float:
         return 0.0
 
 
-def stamp_of(path: AnyPath) -> tuple[int, ...] | None:
-    """What tells a file from another that has taken its place, as far as can be said without reading it: in a store
-    its size alone. None if it is not there."""
+Stamp = tuple[object, ...]
+"""What tells a file from another that has taken its place, as far as can be said without reading it."""
+
+
+def stamp_of(path: AnyPath) -> Stamp | None:
+    """Of the file that is there now; None if there is none, or a store does not say when it was written."""
     try:
         if not isinstance(path, Path):
-            return (path.size(),)
+            return path.stamp()
         found = path.stat()
         return found.st_ino, found.st_size, found.st_mtime_ns
     except OSError:

@@ -66,6 +66,19 @@ def test_deltas_there_and_here(store, table, tmp_path):
     assert verify(f"{ROOT}/3").ok
 
 
+def test_a_base_that_another_has_replaced_is_told(store, table):
+    """Of the same size: only when it was written tells it from the one before."""
+    save(f"{ROOT}/0", [table], cursor="c")
+    for number in (1, 2):
+        save(f"{ROOT}/{number}", [table], since="c")
+    for path in [path for path in store.store if path.startswith("/bucket/run/0/")]:
+        del store.store[path]
+    table = table.upsert(np.array([1]), np.ones((1, 3), np.float32))
+    save(f"{ROOT}/0", [table])
+    with pytest.warns(UserWarning, match="no delta that builds on it restores"):
+        save(f"{ROOT}/3", [table], since="c")
+
+
 @pytest.mark.parametrize("writes", [0, 1, 5, 12])
 def test_a_save_that_fails_leaves_nothing(store, table, writes):
     save(f"{ROOT}/1", [table])

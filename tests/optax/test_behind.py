@@ -255,7 +255,7 @@ NORMAL = kvjax.initializers.normal(0.1)
     [
         (NORMAL, "caught up"),
         (NORMAL, "swept"),
-        (1.0, "checkpoint"),
+        (NORMAL, "checkpoint"),
         (0.0, "checkpoint"),
         (0.0, "swept"),
     ],

@@ -191,11 +191,12 @@ SHARED = optax.chain(optax.scale_by_adam(), optax.scale_by_learning_rate(optax.l
 
 @slow
 @pytest.mark.parametrize(
-    "rows", [SHARED, kvjax.optax.rowwise(optax.adam(0.1), count="global"), kvjax.optax.catch_up(SHARED)],
+    "rows, every",
+    [(SHARED, 1), (kvjax.optax.rowwise(optax.adam(0.1), count="global"), 2), (kvjax.optax.catch_up(SHARED), 2)],
     ids=["schedule", "global", "catch_up"],
-)  # fmt: skip
-def test_a_fork_goes_on_by_the_state_of_the_table(rows, make, request):
-    tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.adam(0.1), tables=rows), 2)
+)
+def test_a_fork_goes_on_by_the_state_of_the_table(rows, every, make, request):
+    tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.adam(0.1), tables=rows), every)
 
     def trained(params, state, steps):
         for step in steps:

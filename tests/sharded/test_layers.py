@@ -240,7 +240,7 @@ def test_features(both, explicit):
 
         step = jax.jit(kvjax.value_and_grad(loss, has_aux=True))
         (value, rows), grads = step(table, put(kvjax.keys(keys)))
-        for name, feature in features(table, put(kvjax.keys(keys))).items() if not results else ():
+        for name, feature in features(table, put(kvjax.keys(keys))).items() if results else ():
             np.testing.assert_allclose(kvjax.lookup_many({"x": feature})["x"], rows[name], 1e-6, err_msg=name)
         results.append((value, rows, table.apply(SGD, grads)[0].export()))
     (want, rows, one), (got, sharded_rows, sharded) = results
