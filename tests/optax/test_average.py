@@ -124,6 +124,7 @@ def test_what_is_wrong_is_said(make):
         ema_rows(0.5).update(jnp.ones(1), ema_rows(0.5).init(jnp.ones(1)))
 
 
+@slow
 def test_averages_of_rows_that_are_behind_are_those_of_dense_training(make):
     """A momentum encoder: read in a loss, by a whole model, and exported."""
     made = optax.chain(optax.sgd(0.1, momentum=0.5), ema_rows(0.5))

@@ -110,6 +110,7 @@ def test_extra_arguments():
         check_compatibility(0.1, 4)
 
 
+@slow
 def test_a_factored_state_of_many_rows_is_told():
     """Dense adafactor would factor the array; a row never is."""
     assert "the shapes of its state" not in check(optax.scale_by_factored_rms(), 8).reason

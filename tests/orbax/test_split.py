@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import kvjax
 from tests.support.checkpoints import IDS
+from tests.support.marks import slow
 
 
 @contextlib.contextmanager
@@ -142,6 +143,7 @@ def test_combine_without_a_template(tmp_path):
         kvjax.orbax.combine(restored["state"], restored["tables"], like=state.replace(params=params | {"x": 1.0}))
 
 
+@slow
 def test_tables_under_other_names_take_their_part_of_the_optimizer_along(make, tmp_path):
     tx = kvjax.optax.partition(
         dense=optax.sgd(1.0), tables=lambda name: optax.sgd(optax.linear_schedule(1.0, 0.0, 9))

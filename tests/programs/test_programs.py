@@ -40,7 +40,7 @@ def programs():
     return found
 
 
-QUICK = ["sgd", "adam", "adagrad", "lamb", "adafactor"]
+QUICK = ["sgd", "adam", "adagrad", "lamb"]
 
 
 def steps(table, tx, n=5, seed=0, rare=False, **extra):

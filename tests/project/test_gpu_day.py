@@ -66,6 +66,7 @@ def test_a_day(day):
     assert "== " not in output and again == summary  # nothing is done twice
 
 
+@slow
 def test_pytest_is_interrupted_before_it_is_killed(day):
     _, summary = day(STEPS="quick", TESTS="-m interrupted")
     assert "| quick | stopped after 1 s |" in summary and "tests/interrupted.py::test_it - Because" in summary

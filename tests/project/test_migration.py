@@ -192,6 +192,7 @@ class TwoTower(nn.Module):
         return nn.Dense(1, kernel_init=nn.initializers.ones)(jnp.concatenate(towers, -1))[:, 0]
 
 
+@slow
 def test_tfra_dynamic_embedding_optimizer(promotion):
     """The whole model, rows and slots, against the same one with embeddings of a fixed size."""
 

@@ -125,6 +125,7 @@ def test_a_key_whose_hash_is_the_last_one(library, make, tmp_path):
     compare(library, FrozenTable.write(tmp_path / "t", table.upsert(key, [[3.0]])), np.concatenate([key, [1, 2]]))
 
 
+@slow
 @pytest.mark.skipif(shutil.which("localedef") is None, reason="there is nothing to make a locale with")
 def test_a_locale_with_a_comma_changes_nothing(make, tmp_path):
     made = subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / "de")], capture_output=True)

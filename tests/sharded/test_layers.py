@@ -297,7 +297,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", few(KINDS, "stochastic"))
+@pytest.mark.parametrize("kind", few(KINDS, "admit"))
 def test_kinds_of_tables(both, kind):
     rng = np.random.default_rng(1)
     batches = [rng.permutation(30)[:16] for _ in range(3)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kvjax
-from tests.support.marks import few
+from tests.support.marks import few, few_rows
 from tests.support.tables import AWKWARD
 
 SEGMENTS = [
@@ -22,7 +22,7 @@ SEGMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("dim", "parts", "rest", "owners"), SEGMENTS)
+@pytest.mark.parametrize(("dim", "parts", "rest", "owners"), few_rows(SEGMENTS, 0, 1, 2))
 @pytest.mark.parametrize("dtype", few(["float32", "bfloat16", "float16"], "float32"))
 def test_segments_have_the_bits_of_rows_that_are_all_like_them(dim, parts, rest, owners, dtype, make, tmp_path):
     table = make(dim, initializer=kvjax.initializers.segments(parts, rest=rest), seed=7, dtype=dtype)

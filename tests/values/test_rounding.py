@@ -51,7 +51,7 @@ def test_only_the_two_neighbours(dtype, x, seed):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("x", few([1.0001, -3.999, 1e-3, 65000.0, 3e-5, -7e-8, 1e-9], 1, 4, 6))
+@pytest.mark.parametrize("x", few([1.0001, -3.999, 1e-3, 65000.0, 3e-5, -7e-8, 1e-9], 1, 6))
 def test_the_mean_is_the_value(dtype, x):
     """Over 200,000 keys, within 5 standard errors; in float16 the last three are subnormal."""
     n = 200_000
