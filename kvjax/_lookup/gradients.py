@@ -6,10 +6,11 @@ of them (`kvjax._lookup.taps`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -31,6 +32,7 @@ from kvjax._table.table import Table, is_table
 from kvjax._table.untaped import untaped
 from kvjax._values.arrays import PyTree, one_program
 from kvjax._values.errors import fail, level_of_user
+from kvjax._values.tracing import in_a_trace
 from kvjax.ffi import host
 
 P = ParamSpec("P")
@@ -103,49 +105,63 @@ def value_and_grad(
                 full[i] = tree
             return run(*full, **kwargs)
 
-        gates = [np.zeros((), np.float32) for _ in tables]
-        probes = [Tape(t.spec, gate) for t, gate in zip(tables, gates, strict=True)]
-        with untaped() as closed_over:
-            config: Any = jax.config
-            if config.jax_disable_jit:  # then a cond is its one branch, for which there have to be values
-                call(dense, probes)
-            else:
-                jax.eval_shape(lambda d: (call(d, probes), None)[1], dense)  # aux may have leaves that are no arrays
-        others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
-        _warn_of_untrained(closed_over, (others, kwargs))
+        with _mesh_of(tables):
+            gates = [np.zeros((), np.float32) for _ in tables]
+            probes = [Tape(t.spec, gate) for t, gate in zip(tables, gates, strict=True)]
+            with untaped() as closed_over:
+                config: Any = jax.config
+                if config.jax_disable_jit:  # then a cond is its one branch, for which there have to be values
+                    call(dense, probes)
+                else:
+                    jax.eval_shape(lambda d: (call(d, probes), None)[1], dense)  # aux need not be of arrays
+            others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
+            _warn_of_untrained(closed_over, (others, kwargs))
 
-        compiled: list[str] = []
+            compiled: list[str] = []
 
-        def tapped(dense: Any, taps: Any, gates: Any) -> tuple[Any, Any]:
-            tapes = [Tape(t.spec, *x) for t, x in zip(tables, zip(gates, probes, taps, strict=True), strict=True)]
-            try:
-                out = call(dense, tapes)
-                for tape in tapes:
-                    tape.check_whole()
-            finally:
-                for tape in tapes:
-                    tape.taps, tape.gate = [], None  # JAX's caches keep the tapes; the tracers need not stay with them
-            compiled.extend(tape.spec.name for tape in tapes if tape.compiled)
-            value, aux = out if has_aux else (out, None)
-            # A table that the loss hands out is a handle like any other.
-            plain = jax.tree.map(lambda x: with_tape(x, None) if is_table(x) else x, aux, is_leaf=is_table)
-            return value, plain
+            def tapped(dense: Any, taps: Any, gates: Any) -> tuple[Any, Any]:
+                tapes = [Tape(t.spec, *x) for t, x in zip(tables, zip(gates, probes, taps, strict=True), strict=True)]
+                try:
+                    out = call(dense, tapes)
+                    for tape in tapes:
+                        tape.check_whole()
+                finally:
+                    for tape in tapes:
+                        tape.taps, tape.gate = [], None  # JAX's caches keep the tapes
+                compiled.extend(tape.spec.name for tape in tapes if tape.compiled)
+                value, aux = out if has_aux else (out, None)
+                # A table that the loss hands out is a handle like any other.
+                plain = jax.tree.map(lambda x: with_tape(x, None) if is_table(x) else x, aux, is_leaf=is_table)
+                return value, plain
 
-        (value, aux), (dense_grads, taps, _) = jax.value_and_grad(
-            tapped, argnums=(0, 1, 2), has_aux=True, allow_int=allow_int
-        )(dense, [probe.zero_taps() for probe in probes], gates)
-        if not isinstance(value, Tracer):
-            _warn_of_compiled(compiled)
-        waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if _is_computed(x)]
-        both = zip(tables, probes, taps, strict=True)
-        table_grads = {t.name: _gradient(t, probe.uses(tap), tap, waits) for t, probe, tap in both}
-        # The first handle of a table has the gradient of all its lookups, and the others an empty one.
-        d, t = iter(dense_grads), iter([table_grads.pop(h.name, None) or _empty(h) for h in handles])
-        grads = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
-        result = (value, aux) if has_aux else value
-        return result, grads[0] if single else grads
+            (value, aux), (dense_grads, taps, _) = jax.value_and_grad(
+                tapped, argnums=(0, 1, 2), has_aux=True, allow_int=allow_int
+            )(dense, [probe.zero_taps() for probe in probes], gates)
+            if not isinstance(value, Tracer):
+                _warn_of_compiled(compiled)
+            waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if _is_computed(x)]
+            both = zip(tables, probes, taps, strict=True)
+            table_grads = {t.name: _gradient(t, probe.uses(tap), tap, waits) for t, probe, tap in both}
+            # The first handle of a table has the gradient of all its lookups, and the others an empty one.
+            d, t = iter(dense_grads), iter([table_grads.pop(h.name, None) or _empty(h) for h in handles])
+            grads = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
+            result = (value, aux) if has_aux else value
+            return result, grads[0] if single else grads
 
     return wrapped
+
+
+@contextlib.contextmanager
+def _mesh_of(tables: Sequence[Table]) -> Generator[None]:
+    """In ``jax.set_mesh``, if the tables are on one mesh with Explicit axes: outside of programs and of that, JAX
+    computes no gradients of arrays on such axes."""
+    meshes = {None if table.spec.placement is None else table.spec.placement.explicit for table in tables}
+    mesh = meshes.pop() if len(meshes) == 1 else None
+    if mesh is None or in_a_trace() or not jax.sharding.get_abstract_mesh().empty:
+        yield
+    else:
+        with jax.set_mesh(mesh):
+            yield
 
 
 def _numbers(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:

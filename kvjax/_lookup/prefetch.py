@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvjax._keys.keys import KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._sharded import reads
+from kvjax._sharded.mesh import on_explicit
 from kvjax._table.checks import keys_for, version_to_write
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.table import Table, check_table
@@ -52,7 +53,8 @@ def prefetch(
     check_table(table, "prefetch")
     version = version_to_write(table, "prefetch")
     keys = keys_for(table, keys, "prefetch")
-    mask = mask_of(keys, mask, pad_id, table.name, table.spec.key_dtype, "prefetch")
-    rows, found, used = reads.lookup(table.spec, version, keys, mask, False)
+    valid = mask_of(keys, mask, pad_id, table.name, table.spec.key_dtype, "prefetch")
+    keys, valid = on_explicit(table.spec, keys, valid)  # as the rows are, or XLA would spread the keys over some axis
+    rows, found, used = reads.lookup(table.spec, version, keys, valid, False)
     padding = int(pad_id) if pad_id is not None and is_integer(pad_id) else None
-    return Prefetched(keys, mask, rows, found, version, table.name, padding), table.after(used)
+    return Prefetched(keys, valid, rows, found, version, table.name, padding), table.after(used)

@@ -15,13 +15,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kvjax._keys.keys import Keys
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
-from kvjax._spmd.explicit import as_auto, explicit_mesh, sharding_of
+from kvjax._spmd.explicit import as_auto, explicit_mesh, on_some_mesh, sharding_of
 from kvjax._spmd.varying import known, manual_axes, varying, varying_over
+from kvjax._values.arrays import one_program
 from kvjax._values.errors import fail
 from kvjax.ffi import is_device
 
@@ -80,7 +82,8 @@ def over_keys(
       The same, ``(..., ...)`` in the order of the keys.
     """
     if not inside(spec, op):
-        return _over_keys(part, spec, op, tuple(sorted(options.items())), _anywhere(keys), version, keys, mask)
+        everywhere, (keys, mask) = _anywhere(keys), on_explicit(spec, keys, mask)
+        return _over_keys(part, spec, op, tuple(sorted(options.items())), everywhere, version, keys, mask)
     placement, shape = spec.mesh_placement, keys.shape
     words, mask = keys.words.reshape(-1, 2), None if mask is None else mask.reshape(-1)
     # What several devices all ask for is asked for once: each of them asks for a piece.
@@ -95,6 +98,20 @@ def over_keys(
     if axes:
         by_key = [jax.lax.all_gather(x, axes, axis=0, tiled=True, to="invarying") for x in by_key]
     return tuple(x[:n].reshape(*shape, *x.shape[1:]) for x in by_key), common
+
+
+def on_explicit(spec: TableSpec, keys: Keys, mask: jax.Array | None) -> tuple[Keys, jax.Array | None]:
+    """Keys and their mask; where they are on no mesh, whole on the table's, if that has Explicit axes: beside
+    parameters on that mesh, JAX takes no rows of one with Auto axes."""
+    mesh = None if spec.placement is None else spec.placement.explicit
+    if mesh is None or not jax.sharding.get_abstract_mesh().empty or on_some_mesh((keys, mask)):
+        return keys, mask
+    return _put((keys, mask), NamedSharding(mesh, P()))
+
+
+@one_program(1)  # by which processes need not ask each other whether they have the same
+def _put(values: Any, sharding: NamedSharding) -> Any:
+    return jax.device_put(values, sharding)
 
 
 def _anywhere(keys: Keys) -> bool:

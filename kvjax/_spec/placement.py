@@ -43,6 +43,7 @@ class Placement:
       partitioner: ``(keys (n,), num_shards) -> (n,)`` int32, or None for virtual buckets.
       replicated: whether every device of the axes has all rows.
       wire: the type in which rows travel, or None for the table's own.
+      explicit: the user's mesh, where that has Explicit axes: rows of keys that are on no mesh are on this one.
     """
 
     mesh: Mesh
@@ -50,11 +51,12 @@ class Placement:
     partitioner: Callable[[Keys, int], Any] | None = None
     replicated: bool = False
     wire: str | None = None
+    explicit: Mesh | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, mesh: Mesh, axes: tuple[str, ...], **options: Any) -> Placement:
         auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-        return cls(auto, axes, **options)
+        return cls(auto, axes, **options, explicit=mesh if AxisType.Explicit in mesh.axis_types else None)
 
     def __str__(self) -> str:
         """ "4 shards over mesh {'x': 4}", in errors."""

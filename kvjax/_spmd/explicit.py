@@ -13,10 +13,18 @@ from jax.sharding import PartitionSpec as P
 def explicit_mesh(operands: Any) -> Any:
     """The mesh with Explicit axes that the program around is on, or None: also where some are Manual, from which JAX
     makes none Auto."""
-    meshes = [jax.sharding.get_abstract_mesh()]
-    meshes += [x.sharding.mesh for x in map(jax.typeof, jax.tree.leaves(operands)) if getattr(x, "sharding", None)]
+    meshes = [jax.sharding.get_abstract_mesh(), *_meshes(operands)]
     kinds = [({*m.axis_types}, m) for m in meshes if not m.empty]
     return next((m for types, m in kinds if AxisType.Explicit in types and AxisType.Manual not in types), None)
+
+
+def on_some_mesh(operands: Any) -> bool:
+    """Whether the type of an array says that it is on a mesh."""
+    return any(not mesh.empty for mesh in _meshes(operands))
+
+
+def _meshes(operands: Any) -> list[Any]:
+    return [x.sharding.mesh for x in map(jax.typeof, jax.tree.leaves(operands)) if getattr(x, "sharding", None)]
 
 
 def as_auto(run: Callable[..., Any], leading: tuple[Any, ...], *operands: Any) -> Any:

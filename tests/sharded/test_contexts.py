@@ -1,6 +1,7 @@
 """Handles in programs under other meshes than those that made them: Auto, Explicit, none, and ``pmap``'s."""
 
 import contextlib
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import kvjax
 from tests.support import processes
-from tests.support.marks import slow
+from tests.support.marks import few_rows, slow
 
 IDS = np.arange(8) * 7 - 20
 KEYS = kvjax.keys(IDS)
@@ -111,6 +112,42 @@ def test_a_wrong_mesh_is_refused_and_leaves_the_handle_as_it_was(maker, make, me
             look(table, KEYS)
         with under(explicit):
             assert look(table, KEYS).shape == (8, 2)
+
+
+ON_MESH = {"nowhere": None, "whole": P(), "spread": P("x")}
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("keys", "weights"), few_rows(itertools.product(ON_MESH, ["nowhere", "whole"]), 1, 4))
+def test_rows_go_with_parameters_on_a_mesh_with_explicit_axes(keys, weights, compiled, make, mesh):
+    """Wherever the keys are, and without jax.set_mesh, a step is what it is for a table in one place."""
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adagrad(0.5))
+
+    def step(params, state, ahead, following):
+        def loss(params):
+            return jnp.mean(jax.nn.relu(params["t"].lookup(ahead) * params["w"]) ** 2)
+
+        value, grads = kvjax.value_and_grad(loss)(params)
+        ahead, params["t"] = kvjax.prefetch(params["t"], following)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, ahead, value
+
+    explicit, results, step = mesh(4, explicit=True), [], jax.jit(step) if compiled else step
+    for axes in (None, explicit):
+
+        def put(x, where, axes=axes):
+            spec = ON_MESH[where]
+            return x if axes is None or spec is None else jax.device_put(x, NamedSharding(axes, spec))
+
+        params = {"t": make(2, initializer=1.0, mesh=axes), "w": put(jnp.array([[1.0, 2.0]]), weights)}
+        state, ahead, values = tx.init(params), put(KEYS, keys), []
+        for i in range(4):
+            params, state, ahead, value = step(params, state, ahead, put(kvjax.keys(np.arange(8) + i), keys))
+            values.append(float(value))
+        rows = params["t"].lookup(ahead) * params["w"]
+        results.append((values, np.asarray(rows), params["t"].export().values))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------
