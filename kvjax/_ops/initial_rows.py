@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from kvjax._keys.keys import Keys
 from kvjax._ops import reads
 from kvjax._spec.spec import TableSpec
+from kvjax._spmd.varying import varying_like
 from kvjax._values.function_initializer import Generated
 
 
@@ -61,5 +62,5 @@ def generate(spec: TableSpec, words: jax.Array, count: jax.Array) -> jax.Array:
         made = initializer.rows(spec.seed, part, spec.dim).astype(spec.row_dtype)
         return start + jnp.int32(chunk), jax.lax.dynamic_update_slice_in_dim(rows, made, start, 0)
 
-    first = (jnp.int32(0), jax.lax.empty((words.shape[0], spec.dim), spec.row_dtype))
+    first = varying_like((jnp.int32(0), jax.lax.empty((words.shape[0], spec.dim), spec.row_dtype)), words, count)
     return jax.lax.while_loop(lambda carry: carry[0] < count, body, first)[1]

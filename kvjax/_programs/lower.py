@@ -14,7 +14,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
@@ -22,6 +21,7 @@ from jax.extend import core as jex
 from kvjax._programs.instructions import FORMS, SUFFIXES, Instruction, NotLowered, Register
 from kvjax._programs.registers import Parts, Registers, Shared, Value, joined, shared
 from kvjax._values.equations import evaluate, moved
+from kvjax._values.tracing import computed_now
 
 _MOST_PARTS = 64
 _INLINED = {
@@ -192,7 +192,7 @@ class Lowering(Registers):
                 raise NotLowered(f"{name} to places that are not known")
         results = moved(eqn, operands)
         if results is None:
-            with jax.ensure_compile_time_eval():
+            with computed_now():
                 results = evaluate(eqn, [jnp.asarray(x) for x in operands], self._debug_info)
         return [
             self._from([args[i] for i in own], begins, v.aval, x) for v, x in zip(eqn.outvars, results, strict=True)
@@ -315,7 +315,7 @@ def _evaluated(eqn: Any, args: Sequence[Shared], debug_info: Any) -> list[Value]
         return list(args)
     alike = eqn.primitive.name in _ELEMENTWISE and all(x.uniform for x in args)  # what one element does, all do
     known = all(x.concrete for x in args)
-    with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+    with computed_now() if known else contextlib.nullcontext():
         if alike:
             return [shared(eqn.primitive.bind(*[jnp.asarray(x.value) for x in args], **eqn.params))]
         values = [x.full(v.aval.shape) for v, x in zip(eqn.invars, args, strict=True)]

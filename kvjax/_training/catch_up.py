@@ -20,6 +20,7 @@ from kvjax._training.update import takes_facts, update_of
 from kvjax._values.arrays import PyTree
 from kvjax._values.columns import ColumnsError
 from kvjax._values.numbers import is_integer
+from kvjax._values.tracing import computed_now
 
 _MOST = 4096  # steps that are replayed
 _ENOUGH = 200  # of them, where beta1 is 0.9
@@ -149,7 +150,7 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
             "one that moves them or lets them decay", 
             "optax.sgd, optax.adagrad and optax.rmsprop without momentum do; replay=200 takes others step by step",
         )  # fmt: skip
-    with jax.ensure_compile_time_eval():
+    with computed_now():
         first = jax.tree.map(np.asarray, _clock(form, 0, {}))
         made_by = signature([*form.signs(), *([] if shrink is None else [shrink(np.ones((1, 3)), np.ones(1))])])
 

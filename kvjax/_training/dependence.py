@@ -14,6 +14,7 @@ from jax.extend import core as jex
 from jax.extend.core.primitives import scatter_p
 
 from kvjax._values.equations import evaluate, moved
+from kvjax._values.tracing import computed_now
 
 # What a number may depend on.
 ROW = (1, 2)
@@ -74,7 +75,7 @@ def dependence(closed: Any, args: Sequence[np.ndarray], found: dict[str, None] |
         operands = [read(x) for x in eqn.invars]
         results = None
         if eqn.primitive.name == "gather" or eqn.primitive.name.startswith("scatter"):
-            with jax.ensure_compile_time_eval():
+            with computed_now():
                 at = number(eqn.invars[1])
                 results = None if at is None else _indexed(eqn, operands, at)
         if results is None:

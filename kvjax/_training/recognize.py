@@ -15,6 +15,7 @@ import optax
 
 from kvjax._training.closed_form import LARGE, LONGEST, ClosedForm
 from kvjax._training.rowwise import Rowwise
+from kvjax._values.tracing import computed_now
 
 _WIDTH = 3  # of the rows that are tried
 _COUNTS = (0, 1, 7, 60, 2000)
@@ -50,7 +51,7 @@ def closed_form_of(made: Any, op: str) -> ClosedForm:
             op, "a transform that keeps for each element what belongs to it", f"slots {shapes} of a row (1, 3)"
         )
     # In float64 the numbers that users have written come out as they are.
-    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+    with computed_now(), jax.enable_x64(True):
         counts = layout.globals_of(tx.init(jnp.zeros((1, _WIDTH))))
         if not all(jnp.issubdtype(jnp.result_type(x), jnp.integer) for x in counts):
             raise no_closed_form(

@@ -15,6 +15,7 @@ from kvjax._training.recognize import refused
 from kvjax._training.rowwise import CatchUp, Rowwise, stepping
 from kvjax._training.signature import signature
 from kvjax._training.slots import SlotLayout, join_leaves, split_leaves
+from kvjax._values.tracing import computed_now
 
 _BEGUN, _BEYOND = 6, 300  # steps with a gradient, and steps more than are replayed, in which a transform is tried
 _NEAR = 1e-5  # of the way that such a row goes
@@ -102,7 +103,7 @@ class _Replay:
     def _counts(self) -> list[Any]:
         """Of what is kept for all rows together, what counts steps starts from; None for what does not."""
         params, seen = jnp.ones((1, 3), jnp.float32), []
-        with jax.ensure_compile_time_eval():
+        with computed_now():
             state = self.tx.init(params)
             for size in (0.5, 0.0, -1.0, 0.0):
                 seen.append([np.asarray(x) for x in self.shared(state)])
@@ -243,7 +244,7 @@ def _check(replay: _Replay, init: Callable[[Any], ReplayState], name: str) -> np
         rows = ReplayRows(jnp.full(1, _BEGUN, jnp.int32))
         return value, replay.catch_up(ReplayState(steps, past, rows, behind, jnp.float32(0)), value)[1], want
 
-    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+    with computed_now(), jax.enable_x64(True):
         value, got, want = (np.asarray(x) for x in jax.jit(run)(jnp.asarray(rng.normal(size=(1, 3))), grads))
     way, off = np.abs(want - value).max(), np.abs(got - want).max()
     if not off <= _NEAR * way + 1e-12:

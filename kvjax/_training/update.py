@@ -29,6 +29,7 @@ from kvjax._training.rowwise import CatchUp, Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
 from kvjax._values.key_width import x64_enabled
+from kvjax._values.tracing import computed_now
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,7 @@ class _Rows(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _lowered_alone(spec: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> Lowered | None:
     """Of a transform without globals, which is the same in all calls."""
-    with jax.ensure_compile_time_eval():
+    with computed_now():
         return _lowered(spec, rowwise, (), {}, facts)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
+
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
@@ -22,6 +25,17 @@ def in_a_trace() -> bool:
 def is_traced() -> bool:
     """Whether what is computed here and now becomes part of a program, and of one that is perhaps never run."""
     return in_a_trace() and isinstance(jnp.zeros(()), Tracer)  # which starts JAX's backend
+
+
+@contextlib.contextmanager
+def computed_now() -> Generator[None]:
+    """What is computed inside is there when the call returns, whatever is traced around; and it is on no mesh, as JAX
+    takes a value of one device's part of a ``shard_map`` in ``jax.set_mesh`` for one of its devices alone."""
+    with jax.sharding.use_abstract_mesh(_NO_MESH), jax.ensure_compile_time_eval():
+        yield
+
+
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 def check_not_traced(table: str | None, op: str) -> None:

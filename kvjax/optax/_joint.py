@@ -18,6 +18,7 @@ from kvjax._training.rowwise import check_transform
 from kvjax._training.whole_batch import as_before, merged_of_all, own_part
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
+from kvjax._values.tracing import computed_now
 
 
 def as_arrays(grads: Any) -> Any:
@@ -173,7 +174,7 @@ def _check_rows(tx: optax.GradientTransformationExtraArgs, treedef: Any, places:
         scaled = [x * np.float32(scale) for x in drawn]
         ways = (lambda x: x), (lambda x: np.pad(x, ((0, 2), (0, 0)))), (lambda x: x[::-1])
         try:
-            with jax.ensure_compile_time_eval():
+            with computed_now():
                 alone, beside, turned = (
                     jax.tree.map(
                         np.asarray, run([way(x) if at else x for x, at in zip(scaled, tables, strict=True)], dense)

@@ -16,6 +16,7 @@ from kvjax._table.table import Table, is_table
 from kvjax._training.rowwise import Rowwise
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
+from kvjax._values.tracing import computed_now
 from kvjax.optax._partition import TableTx, over_tables
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ def schedule_free_eval_params(state: PyTree, params: T, tx: TableTx) -> T:
     def of_table(x: Table, rowwise: Rowwise) -> Table:
         nonlocal found
         check_outside_a_loss(x, "schedule_free_eval_params")
-        with jax.ensure_compile_time_eval():
+        with computed_now():
             begun = _parts(rowwise.tx.init(jnp.zeros((1, x.dim))))
         if not begun:
             return x

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import kvjax
+from kvjax.optax import catch_up, caught_up, rowwise
 from tests.support import processes
 from tests.support.marks import few_rows, slow
 
@@ -112,6 +113,50 @@ def test_a_wrong_mesh_is_refused_and_leaves_the_handle_as_it_was(maker, make, me
             look(table, KEYS)
         with under(explicit):
             assert look(table, KEYS).shape == (8, 2)
+
+
+# What is looked at with values, before the first step: its first slots, its constants, its curve, rows of a function.
+LOOKED_AT = {
+    "slots": (rowwise(optax.adagrad(0.123)), {}),
+    "constants": (rowwise(optax.chain(optax.clip_by_block_rms(0.7), optax.sgd(0.124))), {}),
+    "constraint": (rowwise(optax.sgd(0.125)), {"constraint": kvjax.constraints.max_norm(1.1)}),
+    "closed form": (catch_up(optax.adam(0.126)), {}),
+    "replay": (catch_up(optax.adabelief(0.127), replay=200), {}),
+    "initializer": (rowwise(optax.adagrad(0.128)), {"initializer": jax.nn.initializers.normal(0.1)}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:kvjax. rows depend")
+@pytest.mark.parametrize(
+    ("case", "explicit", "check_vma"),
+    few_rows(itertools.product(LOOKED_AT, [False, True], [True, False]), 0, 6, 20),
+)
+def test_a_first_step_in_shard_map_under_set_mesh(case, explicit, check_vma, make, mesh, promotion):
+    """Where JAX takes what is computed for one device's, it is no other than in one place."""
+    (tx, options), axes, exports = LOOKED_AT[case], mesh(4, explicit=explicit), []
+
+    def step(table, state, keys):
+        def loss(table):
+            rows = table.lookup(keys)
+            return jnp.sum(rows**2 + rows)
+
+        grads = kvjax.grad(loss)(caught_up(table, state, tx))
+        return table.apply(tx, grads, state)
+
+    for where in (axes, None):
+        table = make(2, mesh=where, seed=3, **options)
+        state, keys, run = tx.init(2), KEYS, step
+        if where is not None:
+            keys = jax.device_put(KEYS, NamedSharding(where, P("x")))
+            specs = {"in_specs": (P(), P(), P("x")), "out_specs": P(), "check_vma": check_vma}
+            run = jax.jit(jax.shard_map(step, mesh=where, **specs))
+        with under(where):
+            table, state = run(table, state, keys)
+        exports.append(caught_up(table, state, tx).export(slots=True))
+    one, other = exports
+    np.testing.assert_array_equal(one.keys, other.keys)
+    np.testing.assert_allclose(one.values, other.values, rtol=1e-5)
+    assert len(one) == 8 and one.slots.keys() == other.slots.keys()
 
 
 ON_MESH = {"nowhere": None, "whole": P(), "spread": P("x")}
