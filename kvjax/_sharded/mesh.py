@@ -53,7 +53,8 @@ def _check_mesh(spec: TableSpec, op: str, mesh: Any) -> None:
     if want != got:
         raise fail(
             ValueError, spec.name, op, f"a program on the table's mesh, {want}", f"one on a mesh {got}",
-            "use that mesh in jax.set_mesh, shard_map and pmap, or make the table on the other one",
+            "use that mesh in jax.set_mesh and shard_map, and the name of its axis as axis_name= of pmap, or make the "
+            "table on the other one",
         )  # fmt: skip
 
 

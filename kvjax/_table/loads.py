@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +22,7 @@ from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.exported import SLOT, Exported
 from kvjax._values.key_width import is_of_32_bits, own_bits
+from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import (
     ADMISSION_COLUMNS,
@@ -102,7 +103,21 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
     if not isinstance(rows, Exported):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
         got = type(given).__name__
         raise fail(TypeError, spec.name, "load", "what table.export() gives", got, "arrays go in by table.upsert")
+    slots: Any = rows.slots  # the user's, as all that comes below
+    if not (isinstance(slots, Mapping) and all(isinstance(name, str) for name in slots)):
+        raise fail(
+            TypeError, spec.name, "load", "slots as a dict of arrays by name", f"{slots!r}",
+            "give what table.export(slots=True) gives, or slots={}",
+        )  # fmt: skip
+    if not is_integer(rows.last_step) or not 0 <= int(rows.last_step) < 2**63:
+        want = "last_step as an integer from 0 to 2**63 - 1"
+        raise fail(ValueError, spec.name, "load", want, f"{rows.last_step!r}", "give what table.export() gives")
+    rows = dataclasses.replace(rows, slots={name: np.asarray(array) for name, array in rows.slots.items()})
     columns, admission = {name: np.asarray(array) for name, array in rows.columns().items()}, {}
+    for name in ("keys", "freqs", "versions", "has_slots", "pinned"):
+        if columns[name].ndim != 1:
+            got = f"an array {columns[name].shape}"
+            raise fail(ValueError, spec.name, "load", f"{name} (n,)", got, "give what table.export() gives")
     lengths = {name: len(array) if array.ndim else -1 for name, array in columns.items()}
     if set(lengths.values()) != {len(rows.keys)}:
         raise fail(
@@ -113,11 +128,11 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
         if columns[name].dtype.kind not in kinds:
             want = f"{name} of {'integers' if kinds == 'iu' else 'bool'}"
             raise fail(TypeError, spec.name, "load", want, f"{columns[name].dtype}", "convert them first")
-    newest = int(columns["versions"].max(initial=0))
-    if newest > rows.last_step:
+    oldest, newest = int(columns["versions"].min(initial=0)), int(columns["versions"].max(initial=0))
+    if oldest < 0 or newest > rows.last_step:
         raise fail(
-            ValueError, spec.name, "load", f"versions of at most last_step={rows.last_step}", f"{newest}",
-            "give last_step= the greatest, from which ages are counted",
+            ValueError, spec.name, "load", f"versions from 0 to last_step={rows.last_step}",
+            f"{oldest if oldest < 0 else newest}", "give last_step= the greatest, from which ages are counted",
         )  # fmt: skip
     if slot_types is None and isinstance(given, Snapshot):
         slot_types = given.slot_types

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from kvjax._formats.source import row_bytes
 from kvjax._keys.keys import Keys
@@ -32,6 +33,7 @@ def reshard(
     axis: str | tuple[str, ...] | None = None,
     partitioner: Callable[[Keys, int], ArrayLike] | None = None,
     replicated: bool = False,
+    wire: DTypeLike | None = None,
 ) -> Table:
     """Moves a live table to other devices: rows, slots, frequencies, versions, pins, counts of admission and its sink.
 
@@ -48,9 +50,10 @@ def reshard(
       axis: as there.
       partitioner: as there; the old partitioner is not kept.
       replicated: as there.
+      wire: as there; None to keep that of the old mesh. A table in one place has none to keep.
 
     Returns:
-      The live handle of the table in its new place. ``wire`` stays as it was.
+      The live handle of the table in its new place.
 
     Raises:
       RuntimeError: the handle is stale, or another process has failed. As with all errors, the table stays as it was.
@@ -69,7 +72,8 @@ def reshard(
     """
     check_table(table, "reshard")
     old = table.spec.placement
-    wire = old.wire if old is not None and mesh is not None else None
+    if wire is None and old is not None and mesh is not None:
+        wire = old.wire
     sharding = Sharding(mesh=mesh, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire)
     new = placement_of(sharding, table.name, "reshard")
     spec = dataclasses.replace(table.spec, placement=new)

@@ -323,7 +323,7 @@ ArgNums: TypeAlias = int | nnx.DiffState | Sequence[int | nnx.DiffState]
 
 
 def value_and_grad(
-    fun: Callable[P, R], has_aux: bool = False, wrt: Filter = nnx.Param, *, argnums: ArgNums = 0
+    fun: Callable[P, R], *, argnums: ArgNums = 0, has_aux: bool = False, wrt: Filter = nnx.Param
 ) -> Callable[P, tuple[R, PyTree]]:
     """Like ``nnx.value_and_grad``, for models that hold tables; see `kvjax.value_and_grad`.
 
@@ -331,10 +331,10 @@ def value_and_grad(
       fun: function whose positional arguments may be models; by default the first is differentiated. It returns a
         ``()`` float, or with has_aux a pair (float, any pytree). Changes that it makes to other state of the models
         (batch statistics, random counts) are kept.
-      has_aux: see `fun`.
-      wrt: filter of the variables to differentiate.
       argnums: which positional arguments to differentiate, models or trees of arrays and tables: an integer, an
         ``nnx.DiffState`` for another filter, or several of them.
+      has_aux: see `fun`.
+      wrt: filter of the variables to differentiate.
 
     Returns:
       A function with the arguments of `fun` that returns ``(value, gradients)``. The gradients of a model are an
@@ -412,15 +412,15 @@ class _Split:
 
 
 def grad(
-    fun: Callable[P, object], has_aux: bool = False, wrt: Filter = nnx.Param, *, argnums: ArgNums = 0
+    fun: Callable[P, object], *, argnums: ArgNums = 0, has_aux: bool = False, wrt: Filter = nnx.Param
 ) -> Callable[P, PyTree]:
     """Like ``nnx.grad``, for models that hold tables; see `value_and_grad`.
 
     Args:
       fun: see `value_and_grad`.
+      argnums: see `value_and_grad`.
       has_aux: see `value_and_grad`.
       wrt: see `value_and_grad`.
-      argnums: see `value_and_grad`.
 
     Returns:
       A function that returns the gradients, or with has_aux ``(gradients, aux)``.
@@ -436,4 +436,4 @@ def grad(
       [[1.0, 1.0], [1.0, 1.0]]
       >>> kvjax.drop_table("doc_nnx_grad")
     """
-    return gradients.without_value(value_and_grad(fun, has_aux, wrt, argnums=argnums), has_aux)
+    return gradients.without_value(value_and_grad(fun, argnums=argnums, has_aux=has_aux, wrt=wrt), has_aux)

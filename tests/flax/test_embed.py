@@ -172,6 +172,8 @@ def test_nnx_argnums():
     assert float(user.calls.get_value()) == float(item.calls.get_value()) == 2
     with pytest.raises(TypeError, match=r"^kvjax: flax.nnx.value_and_grad: want the arguments \(4,\)"):
         kvjax.flax.nnx.grad(loss, argnums=4)(user, item, bias, KEYS)
+    with pytest.raises(TypeError, match="positional argument"):  # as nnx.grad: it is no has_aux
+        kvjax.flax.nnx.grad(loss, 1)
 
 
 def test_flax_serializes_what_split_leaves_and_no_handle(make):

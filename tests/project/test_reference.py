@@ -71,8 +71,13 @@ def lines_on(name, x):
         path, doc = Path(inspect.getsourcefile(x)), inspect.getdoc(x)
     yield f"| [**`{name}`**](../{path.relative_to(ROOT).as_posix()}) | {first_sentence(doc)} |"
     if inspect.isclass(x) and not issubclass(x, Exception):
-        yield from (f"| `.{member}` | {first_sentence(said)} |" for member, said in members(x)
+        yield from (f"| `.{member}{called(x, member)}` | {first_sentence(said)} |" for member, said in members(x)
                     if member not in INTERNAL and said)  # fmt: skip
+
+
+def called(cls, member):
+    """How a method is told from a property."""
+    return "" if isinstance(inspect.getattr_static(cls, member), property) else "()"
 
 
 def page():

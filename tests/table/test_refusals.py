@@ -1,5 +1,6 @@
 """What calls say of arguments and handles that do not fit: in kvjax's words, with the mend."""
 
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -17,6 +18,13 @@ SGD = optax.sgd(0.1)
 GRADS = kvjax.SparseRows(np.array([7]), jnp.ones((1, 4)))
 IDS = np.array([7])
 ROW = np.ones((1, 4))
+
+
+def loaded(table, **columns):
+    """A table that gets its rows back, some columns of which are others."""
+    return table.load(dataclasses.replace(table.upsert(IDS, ROW).export(), **columns))
+
+
 WRONG = {
     "apply": (lambda t: t.apply("adam", GRADS), "table 'table[0-9]+', apply: want an optax transform, got 'adam'"),
     "switch_optimizer": (lambda t: t.switch_optimizer(3), "switch_optimizer: want an optax transform, got 3"),
@@ -65,6 +73,14 @@ WRONG = {
     "lookup_bag": (lambda t: kvjax.lookup_bag({"t": t}, IDS[None]), "lookup_bag: want a kvjax.Table, got dict"),
     "reshard": (lambda t: kvjax.reshard("t", None), "reshard: want a kvjax.Table, got str"),
     "load": (lambda t: t.load(None), r"load: want what table.export\(\) gives, got NoneType"),
+    "column": (lambda t: loaded(t, keys=IDS[:, None]), r"load: want keys \(n,\), got an array \(1, 1\)"),
+    "no column": (lambda t: loaded(t, freqs=None), r"load: want freqs \(n,\), got an array \(\)"),
+    "last step": (lambda t: loaded(t, last_step=None), "want last_step as an integer from 0 to .*, got None"),
+    "wide last step": (lambda t: loaded(t, last_step=2**63), "want last_step as an integer from 0 to .*, got 92"),
+    "row version": (lambda t: loaded(t, versions=np.array([-1])), "want versions from 0 to last_step=0, got -1"),
+    "late version": (lambda t: loaded(t, versions=np.array([1])), "want versions from 0 to last_step=0, got 1"),
+    "slots": (lambda t: loaded(t, slots=None), "load: want slots as a dict of arrays by name, got None"),
+    "name of slots": (lambda t: loaded(t, slots={5: ROW}), "load: want slots as a dict of arrays by name, got {5"),
     "get_table": (lambda t: kvjax.get_table(t), "get_table: want a name, got Table"),
     "capacity": (
         lambda t: kvjax.get_table("c", dim=4, capacity=-1),

@@ -55,6 +55,8 @@ def test_the_wire_the_sink_and_the_other_arguments_stay(make, mesh):
     before = table.spec
     table = kvjax.reshard(table, mesh(2))
     assert table.spec.placement.wire == "bfloat16"
+    table = kvjax.reshard(kvjax.reshard(table, None), mesh(2), wire="bfloat16")  # one place has none to keep
+    assert table.spec.placement.wire == "bfloat16"
     assert dataclasses.replace(before, placement=table.spec.placement) == table.spec
     table = table.pin(KEYS[5:]).evict(kvjax.evict.MinFrequency(1))
     assert len(table) == len(KEYS) - 5 and sorted(seen) == sorted(KEYS[:5])  # len waits for the eviction
