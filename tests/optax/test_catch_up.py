@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import kvjax
 from kvjax._training.update import lowered
 from kvjax.optax import catch_up, caught_up, check_compatibility, mean_of_duplicates, partition, segments, sweep
-from tests.support.marks import examples, few, slow
+from tests.support.marks import few, slow
 from tests.support.tables import finished, on_gpu
 
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -126,7 +126,7 @@ def test_rows_are_those_of_dense_training(name, make):
 @slow
 @pytest.mark.parametrize("place", ["one", "4", "replicated"])
 @given(st.integers(1, 2**32), st.integers(1, 39))
-@settings(max_examples=examples(1, 2), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=1, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_touches(place, make, places, tmp_path, seed, at):
     """Also of small gradients, in tables that grow, and that are saved and restored in the middle."""
     options = {} if place == "one" else places[place]

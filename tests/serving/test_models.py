@@ -36,7 +36,7 @@ def pair(tmp_path_factory):
 
 
 @slow
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(calls(), st.sampled_from(COMBINERS), st.booleans(), st.booleans(), st.integers(0, 2**32))
 def test_bags_are_those_of_the_table(pair, call, combiner, weighted, jit, seed):
     export, arrays = pair
