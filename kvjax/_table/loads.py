@@ -183,6 +183,7 @@ def prepare_load(table: H, rows: Callable[[], Loading]) -> Callable[[], H]:
 
     def prepare() -> FilledShards:
         version, given = version_on_host(table, "load"), rows()
+        check_capacity(spec, "load", given.rows.num_rows, _OF_CAPACITY)  # of all, before a shard says it of its own
         return fill(spec, given, lambda i, head: spec.host.begin_load(spec.name, i, version, head))
 
     filled = together(spec.placement, spec.name, "load", prepare)
@@ -281,4 +282,7 @@ def _check_summaries(spec: TableSpec, op: str, summaries: np.ndarray) -> None:
             f"{given[:, 1].tolist()} rows of which {shards[..., 1].sum(axis=1).tolist()} have their place there",
             "give what table.export() gives in each process, or the same arrays in all",
         )  # fmt: skip
-    check_capacity(spec, op, int(whole[0]), "make the table with a larger max_capacity, or prune the rows first")
+    check_capacity(spec, op, int(whole[0]), _OF_CAPACITY)
+
+
+_OF_CAPACITY = "make the table with a larger max_capacity, or prune the rows first"
