@@ -153,14 +153,13 @@ def value_and_grad(
 
 @contextlib.contextmanager
 def _mesh_of(tables: Sequence[Table]) -> Generator[None]:
-    """In ``jax.set_mesh``, if the tables are on one mesh with Explicit axes: outside of programs and of that, JAX
+    """In ``jax.set_mesh``, if some of the tables are on a mesh with Explicit axes: outside of programs and of that, JAX
     computes no gradients of arrays on such axes."""
-    meshes = {None if table.spec.placement is None else table.spec.placement.explicit for table in tables}
-    mesh = meshes.pop() if len(meshes) == 1 else None
-    if mesh is None or in_a_trace() or not jax.sharding.get_abstract_mesh().empty:
+    meshes = {table.spec.placement.explicit for table in tables if table.spec.placement is not None} - {None}
+    if len(meshes) != 1 or in_a_trace() or not jax.sharding.get_abstract_mesh().empty:
         yield
     else:
-        with jax.set_mesh(mesh):
+        with jax.set_mesh(*meshes):
             yield
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import kvjax
 from kvjax.optax import catch_up, caught_up, rowwise
 from tests.support import processes
-from tests.support.marks import few_rows, slow
+from tests.support.marks import few, few_rows, slow
 
 IDS = np.arange(8) * 7 - 20
 KEYS = kvjax.keys(IDS)
@@ -113,6 +113,16 @@ def test_a_wrong_mesh_is_refused_and_leaves_the_handle_as_it_was(maker, make, me
             look(table, KEYS)
         with under(explicit):
             assert look(table, KEYS).shape == (8, 2)
+
+
+@pytest.mark.parametrize("places", few(["explicit one", "explicit auto", "auto one", "explicit auto one"], 0, 3))
+def test_gradients_outside_of_programs_of_tables_in_several_places(places, make, mesh):
+    where = {"one": None, "auto": mesh(4), "explicit": mesh(4, explicit=True)}
+    tables = [make(2, initializer=0.5, mesh=where[place]) for place in places.split()]
+    grads = kvjax.grad(lambda tables: jnp.sum(sum(t.lookup(KEYS) for t in tables) ** 2))(tables)
+    for each in grads:
+        np.testing.assert_array_equal(each.keys, IDS)
+        np.testing.assert_array_equal(each.rows, np.full((8, 2), len(tables)))
 
 
 # What is looked at with values, before the first step: its first slots, its constants, its curve, rows of a function.
