@@ -105,7 +105,7 @@ def value_and_grad(
                 full[i] = tree
             return run(*full, **kwargs)
 
-        with _mesh_of(tables):
+        with _mesh_of((args, kwargs)):
             gates = [np.zeros((), np.float32) for _ in tables]
             probes = [Tape(t.spec, gate) for t, gate in zip(tables, gates, strict=True)]
             with untaped() as closed_over:
@@ -152,15 +152,18 @@ def value_and_grad(
 
 
 @contextlib.contextmanager
-def _mesh_of(tables: Sequence[Table]) -> Generator[None]:
-    """In ``jax.set_mesh``, if some of the tables are on a mesh with Explicit axes: outside of programs and of that, JAX
-    computes no gradients of arrays on such axes."""
-    meshes = {table.spec.placement.explicit for table in tables if table.spec.placement is not None} - {None}
-    if len(meshes) != 1 or in_a_trace() or not jax.sharding.get_abstract_mesh().empty:
+def _mesh_of(arguments: Any) -> Generator[None]:
+    """In ``jax.set_mesh``, if the tables in a tree are on one mesh, some with Explicit axes: outside of programs
+    and of that, JAX computes no gradients of arrays on such axes."""
+    explicit: set[Any] = set()
+    if not in_a_trace() and jax.sharding.get_abstract_mesh().empty:
+        tables = [leaf for leaf in jax.tree.leaves(arguments, is_leaf=is_table) if is_table(leaf)]
+        placements = {table.spec.placement for table in tables} - {None}
+        explicit = {placement.explicit for placement in placements} - {None}
+        devices = {placement.mesh for placement in placements}
+        explicit = explicit if len(devices) == len(explicit) == 1 else set()
+    with jax.set_mesh(*explicit) if explicit else contextlib.nullcontext():
         yield
-    else:
-        with jax.set_mesh(*meshes):
-            yield
 
 
 def _numbers(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:

@@ -51,7 +51,7 @@ class Placement:
     partitioner: Callable[[Keys, int], Any] | None = None
     replicated: bool = False
     wire: str | None = None
-    explicit: Mesh | None = dataclasses.field(default=None, compare=False, repr=False)
+    explicit: Mesh | None = None
 
     @classmethod
     def of(cls, mesh: Mesh, axes: tuple[str, ...], **options: Any) -> Placement:
@@ -65,6 +65,10 @@ class Placement:
         by = getattr(self.partitioner, "__name__", repr(self.partitioner))
         rest = "" if self.partitioner is None else f" by {by}"
         return f"{rows} over mesh {dict(self.mesh.shape)}{axes}{rest}{f', wire {self.wire}' if self.wire else ''}"
+
+    def is_like(self, other: Placement | None) -> bool:
+        """Whether rows live in the same way on the same devices, whatever the kinds of axes."""
+        return other is not None and dataclasses.replace(self, explicit=other.explicit) == other
 
     @property
     def num_devices(self) -> int:

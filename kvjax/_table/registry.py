@@ -167,6 +167,8 @@ def _spec(name: str, dim: Any, placement: Placement | None, options: Options, kn
     where = options.storage
     if where is None:
         where = known.storage if known else storage.default()
+    if placement is not None and known is not None and placement.is_like(known.placement):
+        placement = known.placement  # with the kinds of axes that the table was made with
     spec = TableSpec.resolve(name, "get_table", dim, placement, dataclasses.replace(options, storage=where))
     check_backend(spec, "get_table")
     return spec

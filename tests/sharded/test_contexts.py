@@ -125,6 +125,25 @@ def test_gradients_outside_of_programs_of_tables_in_several_places(places, make,
         np.testing.assert_array_equal(each.rows, np.full((8, 2), len(tables)))
 
 
+def test_gradients_beside_a_table_that_is_only_read(make, mesh):
+    """Whose rows are on Explicit axes, too, though nothing is differentiated by it."""
+    trained, read = make(2, initializer=0.5), make(2, initializer=0.5, mesh=mesh(4, explicit=True))
+    value, _ = kvjax.value_and_grad(lambda t, read: jnp.sum(t.lookup(KEYS) + read.lookup(KEYS)))(trained, read)
+    assert float(value) == 16.0 and jax.sharding.get_abstract_mesh().empty
+
+
+def test_a_program_knows_the_kinds_of_axes_of_its_table(make, mesh):
+    """Which are those that the table was made or moved with last."""
+    meshes = [mesh(4), mesh(4, explicit=True)]
+    table, weights = make(2, initializer=0.5, mesh=meshes[0]), jnp.ones((1, 2))
+    for number in (0, 1, 0):
+        table = kvjax.reshard(table, meshes[number])
+        rows = look(table, KEYS) * jax.device_put(weights, NamedSharding(meshes[number], P()))
+        np.testing.assert_array_equal(rows, np.full((8, 2), 0.5))
+        for other in meshes:
+            assert kvjax.get_table(table.name, dim=2, initializer=0.5, mesh=other).spec == table.spec
+
+
 # What is looked at with values, before the first step: its first slots, its constants, its curve, rows of a function.
 LOOKED_AT = {
     "slots": (rowwise(optax.adagrad(0.123)), {}),
