@@ -47,6 +47,7 @@ def test_counts_of_admission_move_too(admit, there, make, places):
     same_tables(trained(one, 3, seed=1), trained(table, 3, seed=1))
 
 
+@pytest.mark.cpu_table  # has limits over a mesh
 def test_a_load_that_does_not_fit_says_how_many_rows_it_has(make, mesh):
     table = make(dim=2, mesh=mesh(2), max_capacity=20, on_full="error")
     with pytest.raises(MemoryError, match="load: want at most max_capacity=20 rows, got 100; make the table"):
