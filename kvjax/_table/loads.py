@@ -114,11 +114,12 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
         raise fail(ValueError, spec.name, "load", want, f"{rows.last_step!r}", "give what table.export() gives")
     rows = dataclasses.replace(rows, slots={name: np.asarray(array) for name, array in rows.slots.items()})
     columns, admission = {name: np.asarray(array) for name, array in rows.columns().items()}, {}
-    for name in ("keys", "freqs", "versions", "has_slots", "pinned"):
-        if columns[name].ndim != 1:
-            got = f"an array {columns[name].shape}"
-            raise fail(ValueError, spec.name, "load", f"{name} (n,)", got, "give what table.export() gives")
-    lengths = {name: len(array) if array.ndim else -1 for name, array in columns.items()}
+    for name, array in columns.items():
+        has_width = name == "values" or name.startswith(SLOT)
+        if array.ndim == 0 or (array.ndim > 1 and not has_width):
+            want, got = f"{name} {'(n, ...)' if has_width else '(n,)'}", f"an array {array.shape}"
+            raise fail(ValueError, spec.name, "load", want, got, "give what table.export() gives")
+    lengths = {name: len(array) for name, array in columns.items()}
     if set(lengths.values()) != {len(rows.keys)}:
         raise fail(
             ValueError, spec.name, "load", f"{len(rows.keys)} rows in each column", f"{lengths}",

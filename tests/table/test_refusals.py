@@ -75,6 +75,8 @@ WRONG = {
     "load": (lambda t: t.load(None), r"load: want what table.export\(\) gives, got NoneType"),
     "column": (lambda t: loaded(t, keys=IDS[:, None]), r"load: want keys \(n,\), got an array \(1, 1\)"),
     "no column": (lambda t: loaded(t, freqs=None), r"load: want freqs \(n,\), got an array \(\)"),
+    "no values": (lambda t: loaded(t, values=None), r"load: want values \(n, ...\), got an array \(\)"),
+    "no slot": (lambda t: loaded(t, slots={"s": None}), r"load: want slot.s \(n, ...\), got an array \(\)"),
     "last step": (lambda t: loaded(t, last_step=None), "want last_step as an integer from 0 to .*, got None"),
     "wide last step": (lambda t: loaded(t, last_step=2**63), "want last_step as an integer from 0 to .*, got 92"),
     "row version": (lambda t: loaded(t, versions=np.array([-1])), "want versions from 0 to last_step=0, got -1"),
