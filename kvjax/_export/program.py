@@ -18,6 +18,7 @@ import numpy as np
 from kvjax._export.used import TableUse, check, used_by
 from kvjax._formats.errors import needed
 from kvjax._lookup.readable import FrozenReadable
+from kvjax._process import PROCESS
 from kvjax._table.registry import tables
 from kvjax._table.table import is_table
 from kvjax._values.arrays import PyTree
@@ -94,6 +95,7 @@ class Program:
           ProgramError: arguments are missing, or have other types.
         """
         check(self.tables, tables(), "call")
+        PROCESS.traced.update(self.tables)
         for path, said in _frozen(args).items():
             if said != self._frozen.get(path, said):
                 raise ProgramError(

@@ -38,6 +38,14 @@ from kvjax.ffi import host
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_WANTS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""What a loss with an ``if`` of values fails with where there are shapes alone."""
+
 
 def value_and_grad(
     fun: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False, *, allow_int: bool = False
@@ -46,13 +54,14 @@ def value_and_grad(
 
     In the place of each `Table`, the gradient has a `SparseRows` with one row per key that the loss looked up. (If a
     table is in several places, the first place has the gradient of all its lookups.) The function is traced twice, even
-    outside ``jit``. There, a jitted function, a ``cond`` or a ``checkpoint`` to which the loss passes a table is
-    compiled again in each call, and a warning says so: put the whole step under ``jit``. Lookups may be under ``vmap``,
-    and in a jitted function that is called several times, if the table is one of its arguments. Otherwise each lookup
-    in the code must run at most once: a lookup inside a ``scan`` of the loss, or in a jitted function that closes over
-    the table and is called twice, is an error when the gradient is computed. Do the lookup first, and pass the rows in.
-    A trainable table that the loss closes over has no gradient, and a warning names it. Lookups in a tree that went
-    through ``jax.lax.stop_gradient`` have no gradient, as with dense parameters.
+    outside ``jit``. There, it may go by values, as under ``jax.grad``, and is run twice then; and a jitted function, a
+    ``cond`` or a ``checkpoint`` to which the loss passes a table is compiled again in each call, and a warning says so:
+    put the whole step under ``jit``. Lookups may be under ``vmap``, and in a jitted function that is called several
+    times, if the table is one of its arguments. Otherwise each lookup in the code must run at most once: a lookup
+    inside a ``scan`` of the loss, or in a jitted function that closes over the table and is called twice, is an error
+    when the gradient is computed. Do the lookup first, and pass the rows in. A trainable table that the loss closes
+    over has no gradient, and a warning names it. Lookups in a tree that went through ``jax.lax.stop_gradient`` have no
+    gradient, as with dense parameters.
 
     Args:
       fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are not arrays).
@@ -107,13 +116,8 @@ def value_and_grad(
 
         with _mesh_of((args, kwargs)):
             gates = [np.zeros((), np.float32) for _ in tables]
-            probes = [Tape(t.spec, gate) for t, gate in zip(tables, gates, strict=True)]
             with untaped() as closed_over:
-                config: Any = jax.config
-                if config.jax_disable_jit:  # then a cond is its one branch, for which there have to be values
-                    call(dense, probes)
-                else:
-                    jax.eval_shape(lambda d: (call(d, probes), None)[1], dense)  # aux need not be of arrays
+                probes = _probe(call, dense, lambda: [Tape(t.spec, x) for t, x in zip(tables, gates, strict=True)])
             others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
             _warn_of_untrained(closed_over, (others, kwargs))
 
@@ -149,6 +153,22 @@ def value_and_grad(
             return result, grads[0] if single else grads
 
     return wrapped
+
+
+def _probe(call: Callable[..., Any], dense: Any, blank: Callable[[], Sequence[Tape]]) -> Sequence[Tape]:
+    """Tapes that have noted a loss's lookups: it is traced for its shapes, or else run, where it goes by values."""
+    config: Any = jax.config
+    if not config.jax_disable_jit:  # else a cond is its one branch, for which there have to be values
+        probes = blank()
+        try:
+            jax.eval_shape(lambda d: (call(d, probes), None)[1], dense)  # aux need not be of arrays
+            return probes
+        except _WANTS_VALUES:
+            if in_a_trace():
+                raise
+    probes = blank()
+    call(dense, probes)
+    return probes
 
 
 @contextlib.contextmanager

@@ -8,11 +8,13 @@ when Python exits, also if the program has met the error long before.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 from typing import Any
 
 import jax
+from jax.extend.backend import backends
 
 from kvjax import ffi
 from kvjax._process import MANY_ERRORS, PROCESS
@@ -64,6 +66,15 @@ def wait_for_programs(of_all_threads: bool = False) -> list[Exception]:
         except (ValueError, RuntimeError) as error:
             failed.append(error)
     return failed
+
+
+def wait_for_reads() -> None:
+    """Waits for all programs whose results somebody has: JAX does not say which of them read a table. What they fail
+    with, who has the results meets."""
+    for platform in backends():
+        for result in jax.live_arrays(platform):
+            with contextlib.suppress(ValueError, RuntimeError):  # also of one that another thread deletes
+                result.block_until_ready()
 
 
 def acknowledge() -> bool:

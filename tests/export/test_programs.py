@@ -24,6 +24,10 @@ def score(params, keys):
     return params["scale"] * jnp.sum(params["table"].lookup(keys), -1)
 
 
+def read_all(table, keys):
+    return table.lookup(keys)
+
+
 @pytest.fixture
 def table(make):
     return make(2, initializer=0.5).upsert(AWKWARD, np.arange(16.0).reshape(8, 2))
@@ -209,6 +213,13 @@ def test_what_is_missing_is_said(table):
     with pytest.raises(ProgramError, match=r"pad an empty batch \(1/0\), or do not call"):
         program(None, kvjax.keys(np.zeros(0, np.int64)))
     assert program(None, kvjax.keys(AWKWARD[:1])).tolist() == [[0.0, 1.0]]
+
+
+def test_a_table_is_dropped_after_programs_that_read_it(table):
+    program = kvjax.Program.deserialize(kvjax.export(read_all, table, kvjax.keys([1]), shapes=SHAPES).serialize())
+    rows = [program(None, kvjax.keys(np.resize(AWKWARD[0], 200_000))) for _ in range(3)]
+    kvjax.drop_table(table.name)
+    assert all((np.asarray(each) == [0.0, 1.0]).all() for each in rows)
 
 
 @slow

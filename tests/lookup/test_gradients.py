@@ -87,6 +87,11 @@ def unused(read, w):
     return jnp.sum(w)
 
 
+def by_values(read, w):
+    rows = read(MORE)
+    return head(w, rows[jnp.sum(rows, -1) > 0]) if jnp.sum(rows) > 0 else head(w, read(np.arange(int(rows.size / 4))))
+
+
 LOSSES = [
     plain, remat, nested_jit, remat_of_jit, several, cond_taken, cond_not_taken, linear, unused,
 ]  # fmt: skip
@@ -109,6 +114,13 @@ def test_equals_dense_without_jit(loss, table, dense):
     """Then a cond is the branch that is taken alone, also for who asks beforehand which lookups a loss makes."""
     with jax.disable_jit():
         equals_dense(loss, jax.jit, table, dense)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_outside_jit_a_loss_may_go_by_values(sign, make, dense):
+    equals_dense(by_values, lambda f: f, make(DIM).upsert(wide(np.arange(VOCABULARY)), sign * dense), sign * dense)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        equals_dense(by_values, jax.jit, make(DIM), dense)
 
 
 def equals_dense(loss, run, table, dense):
