@@ -12,6 +12,7 @@ import optax
 
 from kvjax._keys.opaque import is_opaque, opaque
 from kvjax._keys.sparse_rows import is_sparse
+from kvjax._spmd.varying import varying_like
 from kvjax._training.rowwise import check_transform
 from kvjax._training.whole_batch import all_agree, merged, merged_of_all
 from kvjax._values.arrays import ArrayLike, PyTree
@@ -86,18 +87,24 @@ def update_if(condition: jax.Array, write: Callable[[Any, Any], Any], grads: Any
     """Updates and state as ``write(grads, inner)`` makes them, or, where the condition is false, updates of nothing and
     the state as it was."""
 
-    def wait(grads: Any, inner: Any) -> Any:
-        updates, _ = jax.eval_shape(write, grads, inner)
-        return jax.tree.map(_nothing, updates), inner
+    updates_like, inner_like = jax.eval_shape(write, grads, inner)
 
-    return jax.lax.cond(condition, write, wait, grads, inner)
+    # In a `shard_map`, JAX wants both branches to give values that vary over the same axes.
+    def write_all(grads: Any, inner: Any) -> Any:
+        updates, new_inner = write(grads, inner)
+        return updates, jax.tree.map(varying_like, new_inner, inner)
+
+    def wait(grads: Any, inner: Any) -> Any:
+        return jax.tree.map(_nothing, updates_like), jax.tree.map(varying_like, inner, inner_like)
+
+    return jax.lax.cond(condition, write_all, wait, grads, inner)
 
 
 def _nothing(like: jax.ShapeDtypeStruct) -> Any:
     if like.dtype == jax.dtypes.float0:
         return np.zeros(like.shape, like.dtype)
     dtype = jnp.uint32 if is_opaque(like) else like.dtype
-    zeros = jnp.zeros(like.shape, dtype, device=like.sharding)
+    zeros = varying_like(jnp.zeros(like.shape, dtype, device=like.sharding), like)
     return opaque(zeros) if is_opaque(like) else zeros
 
 

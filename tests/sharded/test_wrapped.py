@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import kvjax
 from kvjax.optax import accumulate, apply_if_finite, catch_up, ema_rows, group_lasso, joint, partition
-from tests.support.marks import few_rows
+from tests.support.marks import few, few_rows
 
 pytestmark = pytest.mark.usefixtures("promotion")
 PLAIN, ADAM = optax.adagrad(0.1), catch_up(optax.adam(0.1))
@@ -65,3 +65,34 @@ def test_on_explicit_axes(name, placed, spread, within, make, mesh):
     np.testing.assert_allclose(one.values, other.values, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal((one.keys, one.freqs, one.versions), (other.keys, other.freqs, other.versions))
     assert len(one) == 7
+
+
+WRAPPERS = {
+    "apply_if": lambda tx: kvjax.optax.apply_if(tx, lambda grads: optax.tree.norm(grads["t"]) < 9),
+    "apply_if_finite": lambda tx: apply_if_finite(tx, 3),
+    "scale_loss": lambda tx: kvjax.optax.scale_loss(tx, initial=1.0),
+    "accumulate": lambda tx: accumulate(tx, 1),
+}
+
+
+@pytest.mark.parametrize("name", few(WRAPPERS, 3))
+def test_parameters_that_each_device_has_its_own_of(name, make, mesh):
+    place, tx = mesh(4), WRAPPERS[name](partition(dense=optax.adam(0.1), tables=PLAIN))
+
+    def step(params, keys):
+        grads = kvjax.grad(lambda p: jnp.sum(p["t"].lookup(keys)[:, 0] * p["w"]))(params)
+        updates, _ = tx.update(grads, tx.init(params), params)
+        new = optax.apply_updates(params, updates)
+        return new["t"], new["w"]
+
+    found = []
+    for check_vma in (False, True):
+        params = {"t": make(2, initializer=0.5, mesh=place, seed=1), "w": jnp.ones(4)}
+        split = {"t": P(), "w": P("x")}
+        specs = {"in_specs": (split, P("x")), "out_specs": (P(), P("x"))}
+        run = jax.jit(jax.shard_map(step, mesh=place, check_vma=check_vma, **specs))
+        table, w = run(params, kvjax.keys(np.arange(8)))
+        found.append((table.export().values, w))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    np.testing.assert_allclose(found[0][1], 0.9, rtol=1e-5)
