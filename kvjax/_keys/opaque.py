@@ -65,7 +65,7 @@ def _impl(name: str, tag: str, draws: Callable[..., NoReturn]) -> Hashable:
 
 # JAX's errors show the tags, so they have the mends.
 _VERSION_TAG = "kvjax table, not a number; kvjax.grad, kvjax.orbax.split and kvjax.optax.averaged know tables"
-_CANARY_TAG = "kvjax gradient, not a number; kvjax.optax.joint, global_norm and kvjax.merge take those"
+_CANARY_TAG = "kvjax gradient, not a number; kvjax.optax.partition, joint, global_norm and kvjax.merge take those"
 _VERSION = _impl("handle", _VERSION_TAG, _Unsaved())
 _CANARY = _impl("gradient", _CANARY_TAG, _draws_nothing)
 
