@@ -93,9 +93,11 @@ class TableMachine(RuleBasedStateMachine):
         storage=st.sampled_from(STORAGES),
     )
     def make(self, admission, full, count, init, storage):
-        options = {"admit": admission, "count": count, **full}
+        self.begin({"admit": admission, "count": count, **full}, init, storage=storage)
+
+    def begin(self, options, init, **where):
         # One name for all examples, so that JAX compiles little; the next table of a name has handles of its own.
-        self.table = kvjax.get_table(NAME, dim=DIM, initializer=init, seed=SEED, storage=storage, **options)
+        self.table = kvjax.get_table(NAME, dim=DIM, initializer=init, seed=SEED, **options, **where)
         frozen = kvjax.get_table(NAME + "-initial", dim=DIM, initializer=init, seed=SEED)
         cache = {}
 
