@@ -387,7 +387,8 @@ def as_keys(ids: Any, where: str = "keys") -> Keys:
         if ids.words.dtype != jnp.uint32 or ids.words.shape[-1:] != (2,):
             raise TypeError(
                 f"kvjax: {where}: want Keys of words (..., 2) uint32, got {ids.words.shape} {ids.words.dtype}: "
-                "arithmetic was done on the words; compute on the ids before kvjax.keys(ids)"
+                "a map over leaves has taken the words for ids; compute on the ids before kvjax.keys(ids), or use the "
+                "methods of Keys (reshape, ravel, where)"
             )
         return ids
     if isinstance(ids, jax.Array):
