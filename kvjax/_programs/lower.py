@@ -181,6 +181,11 @@ class Lowering(Registers):
         name, moves = eqn.primitive.name, _MOVES[eqn.primitive.name]
         own = [i for i in range(len(args)) if moves is None or i in moves]
         begins = list(itertools.accumulate((eqn.invars[i].aval.size for i in own), initial=0))
+        sources = [args[i] for i in own]
+        if (fill := eqn.params.get("fill_value")) is not None:  # of a gather: one more element, with the next number
+            eqn = eqn.replace(params=eqn.params | {"fill_value": begins[-1]})
+            sources.append(shared(np.asarray(fill, eqn.outvars[0].aval.dtype)))
+            begins.append(begins[-1] + 1)
         operands: list[Any] = []
         for i, (x, aval) in enumerate(zip(args, (v.aval for v in eqn.invars), strict=True)):
             if i in own:
@@ -194,9 +199,7 @@ class Lowering(Registers):
         if results is None:
             with computed_now():
                 results = evaluate(eqn, [jnp.asarray(x) for x in operands], self._debug_info)
-        return [
-            self._from([args[i] for i in own], begins, v.aval, x) for v, x in zip(eqn.outvars, results, strict=True)
-        ]
+        return [self._from(sources, begins, v.aval, x) for v, x in zip(eqn.outvars, results, strict=True)]
 
     def _from(self, operands: list[Value], begins: list[int], aval: Any, numbers: Any) -> Value:
         """The elements of these numbers, which count through the operands; each begins with one of `begins`."""
@@ -239,10 +242,7 @@ class Lowering(Registers):
         before = dict(self._made)  # nothing that a loop makes is there if it has not run
         self.instructions.append(Instruction("loop", None, ()))
         (goes_on,) = self._inlined(p["cond_jaxpr"], [*args[:of_cond], *carry])
-        goes_on = self.single(goes_on)
-        if goes_on.kind == "shared":
-            goes_on = self._append("mov", goes_on.dtype, [goes_on], 1)
-        self.instructions.append(Instruction("leave", None, (goes_on,)))
+        self.instructions.append(Instruction("leave", None, (self.owned(goes_on, 1),)))
         after = self._inlined(p["body_jaxpr"], [*args[of_cond:known], *carry])
         new = [self.settled(after[i], x.width) for i, x in zip(changing, variables, strict=True)]
         new = [self.variable(x, x.width) if x.base in variables else x for x in new]

@@ -141,6 +141,11 @@ class Registers:
         """Elements of a row's own, or one that may be shared."""
         return self.widened(value, width) if width > 1 else self.single(value)
 
+    def owned(self, value: Value, width: int) -> Register:
+        """Elements of a row's own, which no other row shares."""
+        register = self.settled(value, width)
+        return self._append("mov", register.dtype, [register], 1) if register.kind == "shared" else register
+
     def variable(self, value: Value, width: int) -> Register:
         """A register that may change, of this value at first."""
         start = self.settled(value, width)

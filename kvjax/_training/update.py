@@ -198,9 +198,10 @@ class _Trace:
         stores = []
         for field, out in zip(fields, outs, strict=False):
             for part, first, width in parts_of(out, field.width):
-                register = self.low.settled(part, width)
                 if field == self.value and self.spec.rounding != "nearest":
-                    before = self.low.register(shared(np.int32(first)))
-                    register = self.low.emitted(f"stochastic_{field.dtype}", np.float32, [register, before])
+                    operands = [self.low.owned(part, width), self.low.register(shared(np.int32(first)))]
+                    register = self.low.emitted(f"stochastic_{field.dtype}", np.float32, operands)
+                else:
+                    register = self.low.settled(part, width)
                 stores.append((field.part(first, width), register))
         return renamed(ordered(fused(live(contracted(Section(self.low.section(), stores)))))), outs[len(fields) :]

@@ -31,6 +31,7 @@ def moved(grads, params):
         x = jnp.concatenate([g[..., 1:], p[..., :1]], -1)
         x = x + jnp.roll(g, 2, -1) * 0.5 + jnp.pad(p[..., 2:5], ((0, 0), (3, 2)), constant_values=0.25)
         x = x.at[..., 2].set(jnp.sum(g[..., 2:6], -1)).at[..., 4:6].set(p[..., [5, 1]])
+        x = x + p.at[..., jnp.arange(8) + 2].get(mode="fill", fill_value=1)
         x = jax.lax.dynamic_update_slice(x, jnp.max(x, -1, keepdims=True), (0, 7))
         x = x / (1 + jnp.linalg.norm(x, axis=-1, keepdims=True)) + g[..., ::-1] * 0.1
         return -0.1 * jnp.clip(jnp.where(jnp.arange(8) < 3, x, x + jnp.stack([p[..., 0]] * 8, -1)), -9, 9)
