@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +29,7 @@ from kvjax._training.rowwise import CatchUp, Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
 from kvjax._values.key_width import x64_enabled
+from kvjax._values.meaning import meaning
 from kvjax._values.tracing import computed_now
 
 
@@ -127,6 +128,35 @@ def lowered(
     return _lowered(rows, rowwise, state, extra, facts)
 
 
+def meaning_of(spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], facts: bool) -> Hashable:
+    """What an update without extra arguments does, for comparing it; the transform itself, if that cannot be said."""
+    types = tuple(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in state)
+    return _meaning_of(spec.dim, spec.constraint, rowwise, types, facts, x64_enabled())
+
+
+@functools.lru_cache(maxsize=256)
+def _meaning_of(
+    dim: int, constraint: Any, rowwise: Rowwise, globals_: tuple[jax.ShapeDtypeStruct, ...], facts: bool, x64: bool
+) -> Hashable:
+    try:
+        return tuple(map(meaning, _traced(dim, constraint, rowwise, list(globals_), {}, facts)))
+    except TypeError:
+        return rowwise
+
+
+def _traced(
+    dim: int, constraint: Any, rowwise: Rowwise, globals_: list[jax.ShapeDtypeStruct], extra: Any, facts: bool
+) -> tuple[Any, Any]:
+    """The jaxprs of an update: of the slots of a new row, and of the update itself."""
+    functions, row = update_of(rowwise, dim, extra, constraint), jax.ShapeDtypeStruct((dim,), jnp.float32)
+    about = fact_types() if facts else None
+    slots = list(rowwise.layout(dim).types)
+    return (
+        jax.make_jaxpr(functions.initial)(row),
+        jax.make_jaxpr(functions.update)(row, row, slots, globals_, about),
+    )
+
+
 class _Rows(NamedTuple):
     """What of a table goes into a program. The rest, such as its engine, is not kept alive by one."""
 
@@ -147,15 +177,10 @@ def _lowered_alone(spec: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> Low
 def _lowered(
     spec: _Rows, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool
 ) -> Lowered | None:
-    layout = rowwise.layout(spec.dim)
-    functions = update_of(rowwise, spec.dim, extra, spec.constraint)
-    row = jax.ShapeDtypeStruct((spec.dim,), jnp.float32)
     globals_ = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in state]
     try:
-        initial = jax.make_jaxpr(functions.initial)(row)
-        about = fact_types() if facts else None
-        update = jax.make_jaxpr(functions.update)(row, row, list(layout.types), globals_, about)
-        return _Trace(spec, layout).program(initial, update, state)
+        initial, update = _traced(spec.dim, spec.constraint, rowwise, globals_, extra, facts)
+        return _Trace(spec, rowwise.layout(spec.dim)).program(initial, update, state)
     except NotLowered:
         return None
 

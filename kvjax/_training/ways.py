@@ -8,6 +8,7 @@ between. So rows are read before anything is written, and the last call does the
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Any, Literal
 
 import jax
@@ -120,11 +121,13 @@ class InChunks:
     """The way of any update: XLA runs it on rows that are gathered and scattered.
 
     Attributes:
+      does: what the transform does to a row, by which ways are compared; or the transform itself.
       facts: whether it wants facts about rows.
       phase: how far calls go.
     """
 
-    rowwise: Rowwise
+    rowwise: Rowwise = dataclasses.field(compare=False)
+    does: Hashable
     layout: SlotLayout
     facts: bool
     phase: Phase

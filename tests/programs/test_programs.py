@@ -192,8 +192,9 @@ def test_what_is_no_program_goes_in_chunks(make):
     assert seen
 
 
-def test_a_new_transform_of_the_same_kind_compiles_nothing(make):
-    table, grads = make(dim=4), kvjax.SparseRows(np.array([7]), jnp.ones((1, 4)))
+@pytest.mark.parametrize("constraint", [None, jnp.sort], ids=["program", "chunks"])
+def test_a_new_transform_of_the_same_kind_compiles_nothing(constraint, make):
+    table, grads = make(dim=4, constraint=constraint), kvjax.SparseRows(np.array([7]), jnp.ones((1, 4)))
     for _ in range(2):  # a new table's version is NumPy's, for which jit has an entry of its own
         table, _ = table.apply(optax.adam(0.1), grads)
     before = training._compiled(training._apply)._cache_size()
