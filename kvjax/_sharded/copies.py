@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from kvjax._keys.sparse_rows import SparseRows
-from kvjax._ops import routing
+from kvjax._sharded.equality import check_equal
 from kvjax._sharded.mesh import from_all, repeated
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
@@ -47,35 +47,7 @@ def check_copies(spec: TableSpec, op: str, values: Any) -> jax.Array:
     axes = _others(placement)
     if not axes or known(axes):
         return jnp.uint32(0)
-    return _check_equal(spec, op, _sum(values), axes)
-
-
-def checksum(placement: Placement, values: Any) -> jax.Array | None:
-    """What a program over several processes hands to `check_processes`; None in one process.
-
-    Each process has made its own array of what is not sharded, and JAX does not compare them.
-    """
-    return _sum(values) if placement.num_processes > 1 else None
-
-
-def check_processes(spec: TableSpec, op: str, sum_: jax.Array | None) -> jax.Array:
-    """A status ``()`` uint32: that of a failure where processes have other values."""
-    return jnp.uint32(0) if sum_ is None else _check_equal(spec, op, sum_, spec.mesh_placement.mesh.axis_names)
-
-
-def _check_equal(spec: TableSpec, op: str, sum_: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    return routing.check_equal(spec, op, jax.lax.pmin(sum_, axes), jax.lax.pmax(sum_, axes))
-
-
-def _sum(values: Any) -> jax.Array:
-    return sum((_checksum(x) for x in jax.tree.leaves(values)), jnp.uint32(0))
-
-
-def _checksum(x: jax.Array) -> jax.Array:
-    """``()`` uint32 of the bits of an array."""
-    bits = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
-    words = jax.lax.bitcast_convert_type(bits, f"uint{min(8 * bits.dtype.itemsize, 32)}").astype(jnp.uint32).reshape(-1)
-    return jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
+    return check_equal(spec, op, values, axes)
 
 
 def _others(placement: Placement) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kvjax._keys.keys import Keys
+from kvjax._ops import routing
+from kvjax._sharded.equality import check_equal
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto, explicit_mesh, on_some_mesh, sharding_of
@@ -89,16 +91,24 @@ def over_keys(
     words, mask = keys.words.reshape(-1, 2), None if mask is None else mask.reshape(-1)
     # What several devices all ask for is asked for once: each of them asks for a piece.
     axes = () if placement.replicated else repeated(placement, (words, mask))
-    sizes = [placement.mesh.shape[axis] for axis in axes]
-    words, mask, n = pieces(math.prod(sizes), words, mask)
+    words, mask, n = pieces(_devices(placement, axes), words, mask)
     if axes:
-        size = words.shape[0] // math.prod(sizes)
-        start = jax.lax.axis_index(axes) * jnp.int32(size)
-        words, mask = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), (words, mask))
+        words, mask = _own(placement, axes, words, mask)
     by_key, common = part(spec, version, Keys(words, keys.narrow), mask, **options)
     if axes:
         by_key = [jax.lax.all_gather(x, axes, axis=0, tiled=True, to="invarying") for x in by_key]
     return tuple(x[:n].reshape(*shape, *x.shape[1:]) for x in by_key), common
+
+
+def _devices(placement: Placement, axes: tuple[str, ...]) -> int:
+    return math.prod(placement.mesh.shape[axis] for axis in axes)
+
+
+def _own(placement: Placement, axes: tuple[str, ...], words: jax.Array, mask: jax.Array | None) -> Any:
+    """A device's own piece of rows and their mask ``(n, ...)``, which go into pieces along these axes."""
+    size = words.shape[0] // _devices(placement, axes)
+    start = jax.lax.axis_index(axes) * jnp.int32(size)
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), (words, mask))
 
 
 def on_explicit(spec: TableSpec, keys: Keys, mask: jax.Array | None) -> tuple[Keys, jax.Array | None]:
@@ -127,16 +137,22 @@ def _over_keys(
 ) -> Any:
     placement, shape = spec.mesh_placement, keys.shape
 
+    # Each process has made such keys for itself, so that they come whole, to be compared.
+    compared = everywhere and placement.num_processes > 1
+
     def run(version: Any, words: Any, mask: Any) -> Any:
         words, mask, n = pieces(placement.num_devices, words.reshape(-1, 2), None if mask is None else mask.reshape(-1))
 
         def local(version: Any, words: Any, mask: Any) -> Any:
+            if compared:
+                status = check_equal(spec, op, (words, mask), placement.mesh.axis_names)
+                (words,) = routing.agree(spec, op, status, (words,))
+                words, mask = _own(placement, placement.axes, words, mask)
             return part(spec, version, Keys(words, keys.narrow), mask, **dict(options))
 
         split = P(placement.axes)
-        by_key, common = on_mesh(
-            placement, local, (P(), split, None if mask is None else split), (split, P()), (version, words, mask)
-        )
+        given = P() if compared else split
+        by_key, common = on_mesh(placement, local, (P(), given, given), (split, P()), (version, words, mask))
         by_key = tuple(x[:n].reshape(*shape, *x.shape[1:]) for x in by_key)
         if everywhere and jax.sharding.get_abstract_mesh().empty:
             by_key = jax.lax.with_sharding_constraint(by_key, placement.everywhere)

@@ -25,7 +25,7 @@ from kvjax._ops.operations import OPERATIONS
 from kvjax._ops.programs import recent_programs
 from kvjax._ops.writes import Batch
 from kvjax._process import PROCESS
-from kvjax._sharded import copies, mesh
+from kvjax._sharded import copies, equality, mesh
 from kvjax._sharded.exchange import owners
 from kvjax._sharded.space import prepare_proposed
 from kvjax._spec.spec import TableSpec
@@ -115,11 +115,11 @@ def _write_everywhere(static: Any, version: Any, keys: Any, values: Any) -> Any:
 
         def local(version: Any, sum_: Any, words: Any, *values: Any) -> Any:
             part = None if words is None else Keys(words, narrow)
-            status = copies.check_processes(spec, op, sum_)
+            status = equality.check_processes(spec, op, sum_)
             return _write_part(writer, spec, op, dict(options), version, part, values, status)
 
         whole = PartitionSpec()
-        sum_ = copies.checksum(placement, [words, *flat, _number_of(spec, op, options)])
+        sum_ = equality.checksum(placement, [words, *flat, _number_of(spec, op, options)])
         operands = (version, sum_, words, *flat)
         return (), (mesh.on_mesh(placement, local, [whole] * len(operands), whole, operands),)
 

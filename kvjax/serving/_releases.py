@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from kvjax.serving._follow import ReleaseOptions
 
 
+class _AlreadyCurrentError(Exception):
+    """No other release is wanted."""
+
+
 class Releases:
     """A folder in which a trainer publishes releases of a model, and from which servers read the current one.
 
@@ -404,15 +408,24 @@ class Releases:
         names = chain.names if chosen is None else sorted(chosen)
         for name in chosen or ():
             chain.catalog.open(name)  # or it says what there is
-        before, digests = self._before(), chain.catalog.digests
-        if before is not None and set(before.checkpoint) & set(digests) and set(before) == set(names):  # noqa: SIM102
-            if (callable(files) or not files) and options.is_of(before):
-                return before
+        digests, made_of = chain.catalog.digests, files
+
+        def is_current(before: Release | None) -> bool:
+            if before is None or not set(before.checkpoint) & set(digests) or set(before) != set(names):
+                return False
+            return (callable(made_of) or not made_of) and options.is_of(before)
+
+        before = self._before()
+        if before is not None and is_current(before):
+            return before
         if callable(files):
             files = files(chain.catalog.directory)
         check_by_name("follow", {}, files)
-        with self._new("follow", keep) as folder:
-            write_release(folder, chain, names, self._before(), files or {}, options)
+        with contextlib.suppress(_AlreadyCurrentError), self._new("follow", keep) as folder:
+            before = self._before()
+            if is_current(before):  # by another process, for which this one has waited
+                raise _AlreadyCurrentError
+            write_release(folder, chain, names, before, files or {}, options)
         return self.refresh()
 
     def rollback(self, number: int) -> Release:

@@ -117,6 +117,21 @@ def test_what_no_delta_tells_is_written_whole(make, tmp_path):
         Releases(tmp_path / "new").follow(tmp_path / "2")
 
 
+def test_two_that_follow_at_once_publish_one_release(make, tmp_path):
+    table, of = make(2).upsert([1], [[1.0, 2.0]]), []
+    for step in range(2):
+        save(tmp_path / f"c/{step}", [table.upsert([step], [[3.0, 4.0]])])
+        table = table.refresh()
+
+        def files(folder, step=step):  # called after this one has looked, and before it has the folder for itself
+            of.append(Releases(tmp_path / "model").follow(tmp_path / f"c/{step}", lambda folder: {"by": b"other"}))
+            return {"by": b"this"}
+
+        of.append(Releases(tmp_path / "model").follow(tmp_path / f"c/{step}", files))
+    assert [release.number for release in of] == [1, 1, 2, 2] and of[-1].files["by"] == b"other"
+    assert [info.number for info in Releases(tmp_path / "model").history()] == [1, 2]
+
+
 def test_bases_are_found_or_said(make, tmp_path):
     table = make(2).upsert(AWKWARD, np.ones((8, 2)))
     save(tmp_path / "far/base", [table], cursor="c")

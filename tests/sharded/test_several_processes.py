@@ -207,6 +207,9 @@ def two(folder):
     own_ids = np.arange(4) + 10 * me
     differ = "the same keys and values on every device" if me == 1 else "the same keys|another process"
     fails(differ, lambda: narrow.refresh().upsert(own_ids, np.ones((4, 3))).version)
+    # So does a read; keys that are not even as many would end the process in a collective.
+    for read in (lambda t: t.lookup(own_ids), lambda t: t.contains(np.zeros(4 + me, np.int64))):
+        fails(differ, lambda read=read: read(narrow.refresh()))
     assert np.asarray(narrow.refresh().lookup(np.arange(8))).shape == (8, 3)  # on every device
     narrow = step(narrow.refresh(), shared(everywhere(), np.arange(8)))
     assert narrow.size(all_processes=True) == 8
