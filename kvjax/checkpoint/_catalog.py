@@ -55,7 +55,7 @@ def write_manifest(directory: AnyPath, stands_for: Sequence[str] = (), saved_at:
             lists = [read(folder / shard_list(i, n), MOST_JSON) for i in range(n)]
         except Damaged as error:
             raise CheckpointError(
-                f"kvjax: save: {error}, in {folder}; save to a folder that all processes of the table share"
+                f"kvjax: save: {error}, in {folder}; give all processes the same path, in a folder that they share"
             ) from error
         tables[meta["name"]] = [[len(data), digest(data)] for data in lists]
         flush(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -28,13 +29,13 @@ from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
 from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
 from kvjax._values.dtypes import row_dtype
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, level_of_user
 from kvjax._values.snapshot import ADMISSION_COLUMNS
 from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._format import POOL
 from kvjax.checkpoint._rules import dump, load, load_initializer
-from kvjax.checkpoint._stored import EQUAL_FIELDS, FIELDS
+from kvjax.checkpoint._stored import EQUAL_FIELDS, FIELDS, made_with
 from kvjax.checkpoint._taken_rows import converted, only, own_rows, without_slots
 from kvjax.storage import Storage
 
@@ -105,6 +106,8 @@ class Restore:
     def open(self) -> None:
         """Looks at what was saved of the table, and checks it; nothing changes."""
         said = {"placement": described(self.placement)}
+        if self.table is not None:
+            said |= made_with(self.table.dim, vars(self.table.spec))
         self.saved = together(self.placement, self.name, "restore", self._open, said)
 
     def prepare(self, cursor: bool = False) -> None:
@@ -240,6 +243,13 @@ class Restore:
         table = get_or_make(self.target, meta["dim"], self.placement, options)
         if there is None:
             self.made = table.spec, version_on_host(table, "restore")
+            if self.placement is None and meta["num_shards"] > 1 and jax.process_count() > 1:
+                warnings.warn(
+                    f"kvjax: table {self.target!r}, restore: want devices for a table that was saved in "
+                    f"{meta['num_shards']} shards, got none, so each of {jax.process_count()} processes has all rows "
+                    "and trains them for itself; give restore mesh=, or make the table first",
+                    stacklevel=level_of_user(),
+                )
         return table
 
 

@@ -22,6 +22,11 @@ EQUAL_FIELDS = ("dim", "dtype", "key_dtype", "seed", "initializer")  # the key's
 """In which a table is as what is restored into it, and a delta as what it builds on."""
 
 
+def made_with(dim: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table was made with, as far as it is saved, by the names of arguments: the same in all its processes."""
+    return {"dim": dim} | {option: dump(options[option]) for option in (*FIELDS, *RULES)}
+
+
 def described(name: str, dim: int, options: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What kvjax.json says of a table.
 

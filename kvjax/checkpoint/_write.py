@@ -25,7 +25,7 @@ from kvjax.checkpoint._best import part_of_best
 from kvjax.checkpoint._cursors import Cursor
 from kvjax.checkpoint._format import POOL, REMOVED
 from kvjax.checkpoint._rules import name_of
-from kvjax.checkpoint._stored import Stored, described
+from kvjax.checkpoint._stored import Stored, described, made_with
 from kvjax.checkpoint._threads import side_by_side
 from kvjax.checkpoint._write_shard import write_shard
 from kvjax.initializers import Pool
@@ -85,6 +85,7 @@ def _stored(
     spec, placement, process = table.spec, shared_placement(table), jax.process_index()
     if placement is None and process != 0:
         return Stored({}, {})
+    together(placement, spec.name, "save", lambda: None, made_with(spec.dim, vars(spec)))
     changes = None if since is None else _changes(table, name, since)
     if changes is not None:
         taken: Snapshot | FrozenRows = changes.rows

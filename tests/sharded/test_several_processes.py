@@ -121,6 +121,13 @@ def both(folder):
     fails(another.format("placement"), lambda: restore(folder, 1, {"t": "elsewhere"}, **place))
     if "elsewhere" in kvjax.tables():
         kvjax.drop_table("elsewhere")
+    with pytest.warns(UserWarning, match="table 'whole', restore: .* each of 2 processes has all rows"):
+        whole = kvjax.checkpoint.restore(f"{folder}/1", {"t": "whole"})["t"]
+    assert len(whole) == table.refresh().size(all_processes=True)
+    kvjax.drop_table("whole")
+    seeded = kvjax.get_table("seeded", dim=1, seed=me, mesh=everywhere())
+    fails(another.format("seed 0 in process 0"), lambda: kvjax.checkpoint.save(f"{folder}/x", [seeded]))
+    kvjax.drop_table("seeded")
     prune = kvjax.Prune(min_frequency=1 + me)
     fails(another.format("prune 'min_frequency=1"), lambda: kvjax.checkpoint.save(f"{folder}/x", [table], prune=prune))
     differ = "not on CUDA yet" if kvjax.ffi.on_device() else differ
