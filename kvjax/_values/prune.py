@@ -67,7 +67,8 @@ class Prune:
       predicate: a function from `kvjax.Exported` to ``(n,)`` bool, true for rows that pass. If rows are read in pieces,
         it is called for each piece.
       top_k: of the rows that pass, keep only this many, the most frequent; ties go to the row that was written later,
-        then to the first in the export.
+        then to the first in the export. Of a table over several processes, an export counts the rows of its own
+        process, and a save or a checkpoint those of all.
       keep: keys ``(m,)`` that are kept whatever the tests say, as lookups of the table take them; not a JAX array that
         may have been cut, as for `kvjax.keys`. `mask` and `report`, which know only an export, take them as they are.
 

@@ -96,11 +96,10 @@ class Policy {
   [[nodiscard]] const std::string& reason(size_t i) const { return alternatives_[i].reason; }
   [[nodiscard]] const std::vector<Alternative>& alternatives() const { return alternatives_; }
 
-  /// Whether it takes the least recent rows that there must be space for, and no others.
+  /// Whether it takes the least recent rows, and no others.
   [[nodiscard]] bool least_recent() const {
-    if (alternatives_.size() != 1 || alternatives_[0].words.size() != 1) return false;
-    const Rule& rule = alternatives_[0].words[0].rule;
-    return rule.kind == Rule::Kind::kRecent && rule.needed;
+    return alternatives_.size() == 1 && alternatives_[0].words.size() == 1 &&
+           alternatives_[0].words[0].rule.kind == Rule::Kind::kRecent;
   }
 
   /// What the rows are seen with.

@@ -57,9 +57,12 @@ class SpaceMaker {
     if (excess_ == 0 && !due) return true;
     if (!evicts && !due) return Settle(parallel);
     needed_ = evicts ? excess_ : 0;
-    const bool recent = spec.policy.empty() || spec.policy.least_recent();
-    rows_ = recent ? LeastRecent(parallel, needed_) : Candidates(parallel);
-    if (spec.policy.empty()) return Settle(parallel);
+    if (spec.policy.empty()) {
+      rows_ = LeastRecent(parallel, needed_);
+      return Settle(parallel);
+    }
+    rows_ = spec.policy.least_recent() ? LeastRecent(parallel, spec.policy.Wanted(0, needed_, totals_.size))
+                                       : Candidates(parallel);
     return Begin(parallel, spec.policy);
   }
 

@@ -34,8 +34,8 @@ Keys RandomBatch(data::Stream& stream, uint64_t keys, uint64_t most) {
   return {batch.begin(), batch.end()};
 }
 
-/// On a table that is large enough for a shortlist.
-void TestShortlist(const std::string& policy) {
+/// On a table that is large enough for a shortlist. fewest: rows that it evicts at once.
+void TestShortlist(const std::string& policy, size_t fewest) {
   constexpr size_t kMost = 4000;
   data::Stream stream(2);
   Live table(Spec(kMost, policy));
@@ -71,7 +71,8 @@ void TestShortlist(const std::string& policy) {
     }
     std::sort(order.begin(), order.end());
     for (const uint64_t key : batch) rows.try_emplace(key, last);
-    for (size_t i = 0; rows.size() > kMost; ++i) rows.erase(std::get<2>(order[i]));
+    const size_t excess = rows.size() - std::min(rows.size(), kMost);
+    for (size_t i = 0; excess > 0 && i < std::max(excess, fewest); ++i) rows.erase(std::get<2>(order[i]));
     switch (stream.Below(8)) {
       case 0:
         table.Ensure(batch);
@@ -105,8 +106,9 @@ void TestShortlist(const std::string& policy) {
 }
 
 TEST(TheShortlistChoosesWhatAllRowsWould) {
-  TestShortlist("");
-  TestShortlist("ours\nleast_recent:needed");
+  TestShortlist("", 0);
+  TestShortlist("ours\nleast_recent:needed", 0);
+  TestShortlist("ours\nleast_recent:20", 20);
 }
 
 }  // namespace cpu_shortlist
