@@ -21,7 +21,7 @@ from kvjax._ops.as_value import without_derivative
 from kvjax._programs.fuse import contracted, fused, renamed
 from kvjax._programs.instructions import FACTS, GRADIENT, VALUE, Field, NotLowered
 from kvjax._programs.lower import Lowering
-from kvjax._programs.program import Run, Section, encoded, live, ordered
+from kvjax._programs.program import Program, Run, Section, encoded, live, ordered
 from kvjax._programs.registers import Shared, Value, parts_of, shared
 from kvjax._spec.spec import TableSpec
 from kvjax._training.refusals import check_update, other_shape
@@ -123,9 +123,18 @@ def lowered(
     facts: whether it takes facts about rows.
     """
     rows = _Rows(spec.name, spec.dim, spec.dtype, spec.rounding, spec.constraint)
-    if not state and not extra:
-        return _lowered_alone(rows, rowwise, facts, x64_enabled())
-    return _lowered(rows, rowwise, state, extra, facts)
+    alone = not state and not extra
+    found = (
+        _lowered_alone(rows, rowwise, facts, x64_enabled()) if alone else _lowered(rows, rowwise, state, extra, facts)
+    )
+    return found if isinstance(found, Lowered) else None
+
+
+def program_of(rowwise: Rowwise, dim: int, extra: dict[str, Any]) -> Program | str:
+    """The program of a transform alone, on rows of float32; or what in it no instruction can do."""
+    rows, facts = _Rows("program", dim, "float32", "nearest", None), takes_facts(rowwise, dim, extra)
+    found = _lowered(rows, rowwise, tuple(jax.tree.leaves(rowwise.first_globals(dim))), extra, facts)
+    return found.run.program if isinstance(found, Lowered) else found
 
 
 def meaning_of(spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], facts: bool) -> Hashable:
@@ -168,7 +177,7 @@ class _Rows(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _lowered_alone(spec: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> Lowered | None:
+def _lowered_alone(spec: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> Lowered | str:
     """Of a transform without globals, which is the same in all calls."""
     with computed_now():
         return _lowered(spec, rowwise, (), {}, facts)
@@ -176,13 +185,14 @@ def _lowered_alone(spec: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> Low
 
 def _lowered(
     spec: _Rows, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool
-) -> Lowered | None:
+) -> Lowered | str:
+    """The program; or what in it no instruction can do."""
     globals_ = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in state]
     try:
         initial, update = _traced(spec.dim, spec.constraint, rowwise, globals_, extra, facts)
         return _Trace(spec, rowwise.layout(spec.dim)).program(initial, update, state)
-    except NotLowered:
-        return None
+    except NotLowered as error:
+        return str(error)
 
 
 class _Trace:

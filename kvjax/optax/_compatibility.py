@@ -14,6 +14,7 @@ from kvjax._training.catch_up import catching_up_of
 from kvjax._training.coupling import Coupling, coupling_of
 from kvjax._training.rowwise import CatchUp, Rowwise, Transform, as_rowwise
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, leaves_by_shape
+from kvjax._training.update import program_of
 from kvjax._values.arrays import PyTree
 from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
@@ -112,12 +113,20 @@ class Compatibility:
         state.
       reason: why it is refused, or what the verdict means.
       mend: what to do about it.
+      program: the row program by which a table runs it, an instruction a line; None if there is none. A table runs
+        that in place; what has none XLA runs on copies of the rows, which takes two to three times as long. (A
+        `constraint` of the table belongs to the program, and may have none either.)
+      no_program: what keeps it from being one, such as the name of a JAX primitive; "" if it is one.
 
     Example:
       >>> import kvjax, optax
       >>> report = kvjax.optax.check_compatibility(optax.adagrad(0.1), dim=2)
       >>> report.verdict, report.every_step < 1e-5, [leaf.name for leaf in report.leaves]
       ('equal', True, ['[0].sum_of_squares'])
+      >>> print(kvjax.optax.check_compatibility(optax.sgd(0.1), dim=2).program)
+      initial slots:
+      update:
+        value = fma_f g0 grad value
     """
 
     verdict: Verdict
@@ -127,6 +136,8 @@ class Compatibility:
     leaves: tuple[LeafReport, ...]
     reason: str
     mend: str
+    program: str | None = dataclasses.field(default=None, repr=False)
+    no_program: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.verdict}: {self.reason}"]
@@ -151,6 +162,8 @@ class Compatibility:
                 + f"; {leaf.verdict}, difference {leaf.difference:.2g}"
                 + (f"; mend: {leaf.mend}" if leaf.mend else "")
             )
+        if self.no_program:
+            lines.append(f"  no row program ({self.no_program}): XLA runs it on copies of rows, which takes longer")
         return "\n".join([*lines, *([f"  mend: {self.mend}"] if self.mend else [])])
 
 
@@ -223,7 +236,10 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
     elif verdict == "per row" and takes_joint(rowwise.tx):
         mend = leaf_mend = _JOINT
     leaves = _leaves(rowwise, dim, layouts, coupling, by_count, leaf_mend)
-    return Compatibility(verdict, every.rows, some.rows, counts, leaves, _MEANS[verdict] + where, mend)
+    program = program_of(rowwise, dim, extra_args)
+    listing, missing = (None, program) if isinstance(program, str) else (str(program), "")
+    reason = _MEANS[verdict] + where
+    return Compatibility(verdict, every.rows, some.rows, counts, leaves, reason, mend, listing, missing)
 
 
 def _mends(rowwise: Rowwise, reached: tuple[float, float], counts: dict[SlotCount, CountReport]) -> tuple[str, str]:

@@ -32,6 +32,15 @@ def test_verdicts(tx, verdict):
     assert bool(found.mend) == (verdict != "equal")
 
 
+def test_whether_it_is_a_row_program_is_said():
+    scheduled = optax.inject_hyperparams(optax.sgd)(learning_rate=optax.linear_schedule(0.1, 0.0, 9))
+    cumulated = optax.stateless(lambda updates, params: jax.tree.map(lambda x: jax.lax.cumsum(x, x.ndim - 1), updates))
+    found = check_compatibility(scheduled, 4)
+    assert "value = fma_f" in found.program and found.no_program == "" and "no row program" not in str(found)
+    found = check_compatibility(optax.chain(cumulated, scheduled), 4)
+    assert found.program is None and found.no_program == "cumsum" and "no row program (cumsum)" in str(found)
+
+
 @slow
 def test_the_leaves_of_a_state():
     """Each is a slot or a global, and what is a slot under which count is said."""
