@@ -130,6 +130,7 @@ def test_bytes_are_those_of_a_perfect_kernel():
             "--devices 1 2 --batch 64 --unique 1 --dim 4 --filled 500 --turns 2 --predict 1 2 --out {}/x.png",
             "picture",
         ),
+        ("shapes", "--shapes 1", "grad of lookup_bag"),
         ("storage", "--rows 2000 --dim 4 --folder {}", "Mmap"),
         ("table", "--rows 500 --batch 64 --dims 4", "dense"),
         ("two_tower", "--rows 500 --batch 32 --features 4", "500"),
