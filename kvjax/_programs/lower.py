@@ -16,6 +16,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core as jex
 
 from kvjax._programs.instructions import FORMS, SUFFIXES, Instruction, NotLowered, Register
@@ -24,6 +25,7 @@ from kvjax._values.equations import evaluate, moved
 from kvjax._values.tracing import computed_now
 
 _MOST_PARTS = 64
+_MOST_TURNS = 64
 _INLINED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -42,8 +44,8 @@ _MOVES = {
 }  # fmt: skip
 """What only moves elements, and which of its operands have them; all where there is none."""
 _ELEMENTWISE = {form.removesuffix("_f") for form in FORMS if form.endswith("_f")} | {
-    "and", "or", "xor", "not", "clamp", "integer_pow", "square", "convert_element_type", "select_n", "shift_left",
-    "shift_right_arithmetic", "shift_right_logical",
+    "and", "or", "xor", "not", "clamp", "integer_pow", "round", "square", "convert_element_type", "select_n",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical",
 }  # fmt: skip
 """Elementwise primitives that are instructions."""
 _REDUCTIONS = {
@@ -109,6 +111,8 @@ class Lowering(Registers):
             return _evaluated(eqn, args, self._debug_info)  # pyright: ignore[reportArgumentType]
         if name == "while":
             return self._while(eqn, args)
+        if name == "scan":
+            return self._unrolled(eqn, args)
         if name == "dynamic_slice" and not all(isinstance(x, Shared) for x in args[1:]):
             return [self._picked(eqn, args)]
         if name in _MOVES:
@@ -252,6 +256,16 @@ class Lowering(Registers):
         self._made = before
         return carry
 
+    def _unrolled(self, eqn: Any, args: list[Value]) -> list[Value]:
+        """A loop of a known number of turns, turn by turn."""
+        p = eqn.params
+        known, carry = args[: p["num_consts"]], args[p["num_consts"] :]
+        if len(carry) > p["num_carry"] or len(eqn.outvars) > p["num_carry"] or p["length"] > _MOST_TURNS:
+            raise NotLowered("scan over arrays, or of many turns")
+        for _ in range(p["length"]):
+            carry = self._inlined(p["jaxpr"], [*known, *carry])
+        return carry
+
     def _elementwise(self, name: str, eqn: Any, args: list[Value]) -> Value:
         dtype, result = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
         if dtype == np.uint32 and name in _UNSIGNED:
@@ -270,6 +284,8 @@ class Lowering(Registers):
             return self.emit("xor_i", result, args[0], shared(np.bool_(True) if dtype == np.bool_ else np.int32(-1)))
         if name in ("integer_pow", "square"):
             return self._power(s, result, args[0], eqn.params.get("y", 2))
+        if name == "round":
+            name = "round_away" if eqn.params["rounding_method"] == lax.RoundingMethod.AWAY_FROM_ZERO else "round_even"
         if name == "pow":
             args = [args[0], self._converted(args[1], eqn.invars[1].aval.dtype, dtype)]
         for x, y in ((args, args[::-1]) if name in ("add", "mul") else (args,)) if len(args) == 2 else ():

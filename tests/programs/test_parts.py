@@ -39,6 +39,16 @@ def moved(grads, params):
     return jax.tree.map(of, grads, params)
 
 
+def rounded(grads, params):
+    """To a grid, in turns of a number that is known."""
+
+    def of(g, p):
+        x = jax.lax.fori_loop(0, 3, lambda i, y: y * 0.5 + g * i, p)
+        return jnp.round(x * 8) / 64 + jax.lax.round(g * 4) / 64
+
+    return jax.tree.map(of, grads, params)
+
+
 def injected():
     return optax.inject_hyperparams(optax.adamw)(learning_rate=optax.exponential_decay(0.1, 2, 0.9))
 
@@ -53,6 +63,7 @@ CASES = {
     "parts": (lambda: in_parts(8), {"dim": 8, "constraint": kvjax.constraints.max_norm(0.5)}),
     "parts of 16 bits": (lambda: in_parts(8), {"dim": 8, "dtype": "bfloat16"}),
     "moved": (lambda: optax.stateless(moved), {"dim": 8}),
+    "rounded": (lambda: optax.stateless(rounded), {"dim": 8}),
     "replay of one element": (lambda: catch_up(optax.radam(0.1), replay=200), {"dim": 1}),
     "replay of rates": (lambda: catch_up(injected(), replay=200), {"dim": 5}),
     "replay of less than all": (lambda: catch_up(fading(), replay=9), {"dim": 5, "dtype": "float16"}),

@@ -39,6 +39,8 @@ namespace kvjax {
   CALL(tan_f, 1, float, float, __builtin_tanf(a))                                                 \
   CALL(floor_f, 1, float, float, __builtin_floorf(a))                                             \
   CALL(ceil_f, 1, float, float, __builtin_ceilf(a))                                               \
+  CALL(round_even_f, 1, float, float, __builtin_rintf(a))                                         \
+  CALL(round_away_f, 1, float, float, __builtin_roundf(a))                                        \
   CALL(is_finite_f, 1, float, int32_t, __builtin_fabsf(a) <= 3.4028235e38f)                       \
   CALL(bfloat16_f, 1, float, float, FromBFloat16(ToBFloat16(a)))                                  \
   CALL(float16_f, 1, float, float, FromFloat16(ToFloat16(a)))                                     \
