@@ -54,14 +54,14 @@ def value_and_grad(
 
     In the place of each `Table`, the gradient has a `SparseRows` with one row per key that the loss looked up. (If a
     table is in several places, the first place has the gradient of all its lookups.) The function is traced twice, even
-    outside ``jit``. There, it may go by values, as under ``jax.grad``, and is run twice then; and a jitted function, a
-    ``cond`` or a ``checkpoint`` to which the loss passes a table is compiled again in each call, and a warning says so:
-    put the whole step under ``jit``. Lookups may be under ``vmap``, and in a jitted function that is called several
-    times, if the table is one of its arguments. Otherwise each lookup in the code must run at most once: a lookup
-    inside a ``scan`` of the loss, or in a jitted function that closes over the table and is called twice, is an error
-    when the gradient is computed. Do the lookup first, and pass the rows in. A trainable table that the loss closes
-    over has no gradient, and a warning names it. Lookups in a tree that went through ``jax.lax.stop_gradient`` have no
-    gradient, as with dense parameters.
+    outside ``jit``. There, it may go by values, as under ``jax.grad``, and is run twice more then; and a jitted
+    function, a ``cond`` or a ``checkpoint`` to which the loss passes a table is compiled again in each call, and a
+    warning says so: put the whole step under ``jit``. Lookups may be under ``vmap``, and in a jitted function that is
+    called several times, if the table is one of its arguments. Otherwise each lookup in the code must run at most once:
+    a lookup inside a ``scan`` of the loss, or in a jitted function that closes over the table and is called twice, is
+    an error when the gradient is computed. Do the lookup first, and pass the rows in. A trainable table that the loss
+    closes over has no gradient, and a warning names it. Lookups in a tree that went through ``jax.lax.stop_gradient``
+    have no gradient, as with dense parameters.
 
     Args:
       fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are not arrays).
@@ -167,7 +167,7 @@ def _probe(call: Callable[..., Any], dense: Any, blank: Callable[[], Sequence[Ta
             if in_a_trace():
                 raise
     probes = blank()
-    call(dense, probes)
+    jax.vjp(lambda d: (call(d, probes), None)[1], dense)  # of tracers, as later: arrays of the user's may be NumPy's
     return probes
 
 

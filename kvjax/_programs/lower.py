@@ -186,9 +186,9 @@ class Lowering(Registers):
         own = [i for i in range(len(args)) if moves is None or i in moves]
         begins = list(itertools.accumulate((eqn.invars[i].aval.size for i in own), initial=0))
         sources = [args[i] for i in own]
-        if (fill := eqn.params.get("fill_value")) is not None:  # of a gather: one more element, with the next number
+        if eqn.params.get("fill_value") is not None:  # of a gather: one more element, with the next number
+            sources.append(_fill_of(eqn))
             eqn = eqn.replace(params=eqn.params | {"fill_value": begins[-1]})
-            sources.append(shared(np.asarray(fill, eqn.outvars[0].aval.dtype)))
             begins.append(begins[-1] + 1)
         operands: list[Any] = []
         for i, (x, aval) in enumerate(zip(args, (v.aval for v in eqn.invars), strict=True)):
@@ -303,7 +303,9 @@ class Lowering(Registers):
             return self._rounded(x, to) if dtype != to else x
         op = f"{_suffix(dtype)}_to_{_suffix(to)}"
         if np.uint32 in (dtype, to):
-            op = {"i_to_f": "u_to_f"}.get(op, "")
+            if op != "i_to_f":
+                raise NotLowered(f"a cast of {dtype} to {to}")
+            op = "u_to_f"
         return self._rounded(self.emit(op, to, x), to)
 
     def _rounded(self, x: Value, dtype: Any) -> Value:
@@ -318,6 +320,14 @@ class Lowering(Registers):
         half = self._power(s, dtype, x, y // 2)
         squared = self._rounded(self.emit(f"mul_{s}", dtype, half, half), dtype)
         return self._rounded(self.emit(f"mul_{s}", dtype, squared, x), dtype) if y % 2 else squared
+
+
+def _fill_of(eqn: Any) -> Shared:
+    fill, dtype = eqn.params["fill_value"], eqn.outvars[0].aval.dtype
+    try:
+        return shared(np.asarray(fill, dtype))
+    except (ValueError, OverflowError):  # JAX casts it as it likes
+        raise NotLowered(f"a fill of {fill} in {dtype}") from None
 
 
 def _alike(value: Value) -> bool:

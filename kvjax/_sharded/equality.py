@@ -11,8 +11,6 @@ from kvjax._ops import routing
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
 
-_SIZE = 0x9E3779B1  # by which arrays of zeros differ that are not as long
-
 
 def check_equal(spec: TableSpec, op: str, values: Any, axes: tuple[str, ...]) -> jax.Array:
     """A status ``()`` uint32: that of a failure where devices along these axes have other values."""
@@ -37,12 +35,22 @@ def _check(spec: TableSpec, op: str, sum_: jax.Array, axes: tuple[str, ...]) -> 
 
 
 def _sum(values: Any) -> jax.Array:
-    return sum((_checksum(x) for x in jax.tree.leaves(values)), jnp.uint32(0))
+    return sum((_checksum(x, i) for i, x in enumerate(jax.tree.leaves(values))), jnp.uint32(0))
 
 
-def _checksum(x: jax.Array) -> jax.Array:
-    """``()`` uint32 of the bits of an array."""
+def _checksum(x: jax.Array, number: int) -> jax.Array:
+    """``()`` uint32 of the bits of an array, and of its size."""
     bits = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
     words = jax.lax.bitcast_convert_type(bits, f"uint{min(8 * bits.dtype.itemsize, 32)}").astype(jnp.uint32).reshape(-1)
-    size = jnp.uint32(words.size * _SIZE & 0xFFFFFFFF)
-    return size + jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
+    places = _mixed(jnp.arange(words.size, dtype=jnp.uint32) ^ jnp.uint32(number << 28))
+    return _mixed(jnp.uint32(words.size + 1)) + jnp.sum(_mixed(words ^ places), dtype=jnp.uint32)
+
+
+def _mixed(x: jax.Array) -> jax.Array:
+    """Numbers uint32, of which each bit depends on all of another's: without it small ids have sums in common.
+
+    Source: the last step of MurmurHash3 (Appleby, 2011).
+    """
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

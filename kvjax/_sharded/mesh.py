@@ -86,27 +86,29 @@ def over_keys(
     """
     if not inside(spec, op):
         everywhere, (keys, mask) = _anywhere(keys), on_explicit(spec, keys, mask)
-        return _over_keys(part, spec, op, tuple(sorted(options.items())), everywhere, version, keys, mask)
+        static = part, spec, op, tuple(sorted(options.items())), everywhere
+        by_key, (*common, _) = _over_keys(*static, version, keys, mask)
+        return by_key, tuple(common)
     placement, shape = spec.mesh_placement, keys.shape
     words, mask = keys.words.reshape(-1, 2), None if mask is None else mask.reshape(-1)
     # What several devices all ask for is asked for once: each of them asks for a piece.
     axes = () if placement.replicated else repeated(placement, (words, mask))
-    words, mask, n = pieces(_devices(placement, axes), words, mask)
+    words, mask, n = pieces(_num_devices(placement, axes), words, mask)
     if axes:
-        words, mask = _own(placement, axes, words, mask)
+        words, mask = _own_piece(placement, axes, words, mask)
     by_key, common = part(spec, version, Keys(words, keys.narrow), mask, **options)
     if axes:
         by_key = [jax.lax.all_gather(x, axes, axis=0, tiled=True, to="invarying") for x in by_key]
     return tuple(x[:n].reshape(*shape, *x.shape[1:]) for x in by_key), common
 
 
-def _devices(placement: Placement, axes: tuple[str, ...]) -> int:
+def _num_devices(placement: Placement, axes: tuple[str, ...]) -> int:
     return math.prod(placement.mesh.shape[axis] for axis in axes)
 
 
-def _own(placement: Placement, axes: tuple[str, ...], words: jax.Array, mask: jax.Array | None) -> Any:
+def _own_piece(placement: Placement, axes: tuple[str, ...], words: jax.Array, mask: jax.Array | None) -> Any:
     """A device's own piece of rows and their mask ``(n, ...)``, which go into pieces along these axes."""
-    size = words.shape[0] // _devices(placement, axes)
+    size = words.shape[0] // _num_devices(placement, axes)
     start = jax.lax.axis_index(axes) * jnp.int32(size)
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), (words, mask))
 
@@ -146,9 +148,10 @@ def _over_keys(
         def local(version: Any, words: Any, mask: Any) -> Any:
             if compared:
                 status = check_equal(spec, op, (words, mask), placement.mesh.axis_names)
-                (words,) = routing.agree(spec, op, status, (words,))
-                words, mask = _own(placement, placement.axes, words, mask)
-            return part(spec, version, Keys(words, keys.narrow), mask, **dict(options))
+                words, version = routing.agree(spec, op, status, (words, version))
+                words, mask = _own_piece(placement, placement.axes, words, mask)
+            by_key, common = part(spec, version, Keys(words, keys.narrow), mask, **dict(options))
+            return by_key, (*common, version)  # or XLA leaves out all that it takes to read no keys
 
         split = P(placement.axes)
         given = P() if compared else split

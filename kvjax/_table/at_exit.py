@@ -68,7 +68,7 @@ def wait_for_programs(of_all_threads: bool = False) -> list[Exception]:
     return failed
 
 
-def wait_for_reads() -> None:
+def wait_for_results() -> None:
     """Waits for all programs whose results somebody has: JAX does not say which of them read a table. What they fail
     with, who has the results meets."""
     for platform in backends():

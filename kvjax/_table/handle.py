@@ -106,10 +106,6 @@ class Handle:
     def __deepcopy__(self, memo: Any) -> Self:
         return self
 
-    def __hash__(self) -> int:
-        mend = "let jit trace the table, so no static_argnums; a dict can go by table.name"
-        raise fail(TypeError, self.name, "hash", "what no step changes", "a handle, of which each is another", mend)
-
     def __reduce__(self) -> Any:
         raise fail(TypeError, self.name, "pickle", "its rows", "a handle", _NO_ROWS)
 

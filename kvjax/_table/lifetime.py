@@ -10,7 +10,7 @@ import jax
 
 from kvjax._process import PROCESS, check_process
 from kvjax._spec.spec import TableSpec
-from kvjax._table.at_exit import forget, wait_for_programs, wait_for_reads
+from kvjax._table.at_exit import forget, wait_for_programs, wait_for_results
 from kvjax._values.errors import fail, meant
 from kvjax.ffi import forget_failures, set_process
 from kvjax.storage import Mmap
@@ -41,7 +41,7 @@ def drop(name: str) -> None:
     check_process(name, "drop_table")
     wait_for_programs()  # one whose table went from under it would fail on some devices alone
     if name in PROCESS.traced:  # else this might start JAX's backend
-        wait_for_reads()
+        wait_for_results()
     with PROCESS.lock:
         if name not in PROCESS.specs:
             mend = meant(name, PROCESS.specs) + "see kvjax.tables()"

@@ -233,8 +233,8 @@ def _of_all(f: Callable[[TableSpec], T]) -> dict[str, T]:
 
 
 def drop_table(name: str) -> None:
-    """Drops a table and releases its memory. Its handles stay stale, even if the name is used again. Programs that are
-    running, which may read it, are waited for, so no callback of one may make the call.
+    """Drops a table and releases its memory. Its handles stay stale, even if the name is used again. It waits for all
+    results that this process has and that are not computed yet, as they may be read from the table.
 
     JAX keeps the programs that were compiled for the table, for a table that is made again in the same way. Once 128
     dropped tables (or score functions) have not been made again, kvjax clears all of JAX's caches

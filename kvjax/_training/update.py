@@ -130,7 +130,7 @@ def lowered(
     return found if isinstance(found, Lowered) else None
 
 
-def program_of(rowwise: Rowwise, dim: int, extra: dict[str, Any]) -> Program | str:
+def program_of(rowwise: Rowwise, dim: int, extra: dict[str, Any]) -> Program | NotLowered:
     """The program of a transform alone, on rows of float32; or what in it no instruction can do."""
     rows, facts = _Rows("program", dim, "float32", "nearest", None), takes_facts(rowwise, dim, extra)
     found = _lowered(rows, rowwise, tuple(jax.tree.leaves(rowwise.first_globals(dim))), extra, facts)
@@ -139,7 +139,7 @@ def program_of(rowwise: Rowwise, dim: int, extra: dict[str, Any]) -> Program | s
 
 def meaning_of(spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], facts: bool) -> Hashable:
     """What an update without extra arguments does, for comparing it; the transform itself, if that cannot be said."""
-    types = tuple(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in state)
+    types = tuple(map(_type_of, state))
     return _meaning_of(spec.dim, spec.constraint, rowwise, types, facts, x64_enabled())
 
 
@@ -149,8 +149,13 @@ def _meaning_of(
 ) -> Hashable:
     try:
         return tuple(map(meaning, _traced(dim, constraint, rowwise, list(globals_), {}, facts)))
-    except TypeError:
+    except (TypeError, RuntimeError):  # it cannot be compared, or is of other processes
         return rowwise
+
+
+def _type_of(x: Any) -> jax.ShapeDtypeStruct:
+    of: Any = jax.typeof(x)
+    return jax.ShapeDtypeStruct(of.shape, of.dtype, weak_type=of.weak_type)
 
 
 def _traced(
@@ -177,7 +182,7 @@ class _Rows(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _lowered_alone(spec: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> Lowered | str:
+def _lowered_alone(spec: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> Lowered | NotLowered:
     """Of a transform without globals, which is the same in all calls."""
     with computed_now():
         return _lowered(spec, rowwise, (), {}, facts)
@@ -185,14 +190,14 @@ def _lowered_alone(spec: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> Low
 
 def _lowered(
     spec: _Rows, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool
-) -> Lowered | str:
+) -> Lowered | NotLowered:
     """The program; or what in it no instruction can do."""
-    globals_ = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in state]
     try:
+        globals_ = list(map(_type_of, state))
         initial, update = _traced(spec.dim, spec.constraint, rowwise, globals_, extra, facts)
         return _Trace(spec, rowwise.layout(spec.dim)).program(initial, update, state)
     except NotLowered as error:
-        return str(error)
+        return error
 
 
 class _Trace:

@@ -17,7 +17,7 @@ _OF_DERIVATIVES = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "symb
 
 
 def meaning(closed: Any) -> Hashable:
-    """Of a closed jaxpr whose constants are known. Functions in it, such as callbacks, are only equal to themselves.
+    """Of a closed jaxpr whose constants are known. Functions in it, such as callbacks, are equal as Python has it.
 
     Raises:
       TypeError: something in it cannot be compared.
@@ -51,7 +51,7 @@ def _of_value(x: Any) -> Hashable:
         return type(x), tuple(map(_of_value, x))
     if isinstance(x, dict):
         return tuple((k, _of_value(v)) for k, v in sorted(x.items()))
-    if isinstance(x, (np.ndarray, np.generic, jax.Array)):
+    if isinstance(x, (float, np.ndarray, np.generic, jax.Array)):  # by bits: 0 and -0 are equal, and nan is not
         array = np.asarray(x)
         return str(array.dtype), array.shape, array.tobytes()
     return type(x), x  # 1 and 1.0 and True are equal

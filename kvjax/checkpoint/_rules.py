@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from kvjax import admit, constraints, evict
@@ -28,7 +29,7 @@ def dump(value: Any) -> Any:
         fields = {field.name: dump(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"rule": type(value).__name__} | fields
     if callable(value):
-        return {"function": getattr(value, "__qualname__", repr(value))}
+        return {"function": _qualified(value)}
     return value.item() if hasattr(value, "item") else value
 
 
@@ -36,6 +37,13 @@ def name_of(function: Any) -> str:
     """ "module.function", for people to read: nothing is ever called by it."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def _qualified(function: Any) -> str:
+    """A name without addresses, which differ from process to process."""
+    if isinstance(function, functools.partial):
+        return _qualified(function.func)
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def shared_key(admit: dict[str, Any] | None) -> int | None:

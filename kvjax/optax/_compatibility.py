@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kvjax._programs.program import Program
 from kvjax._training.catch_up import catching_up_of
 from kvjax._training.coupling import Coupling, coupling_of
 from kvjax._training.rowwise import CatchUp, Rowwise, Transform, as_rowwise
@@ -116,7 +117,8 @@ class Compatibility:
       program: the row program by which a table runs it, an instruction a line; None if there is none. A table runs
         that in place; what has none XLA runs on copies of the rows, which takes two to three times as long. (A
         `constraint` of the table belongs to the program, and may have none either.)
-      no_program: what keeps it from being one, such as the name of a JAX primitive; "" if it is one.
+      no_program: what keeps it from being one, such as the name of a JAX primitive; "" if it is one, and of a
+        refused transform.
 
     Example:
       >>> import kvjax, optax
@@ -237,7 +239,7 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
         mend = leaf_mend = _JOINT
     leaves = _leaves(rowwise, dim, layouts, coupling, by_count, leaf_mend)
     program = program_of(rowwise, dim, extra_args)
-    listing, missing = (None, program) if isinstance(program, str) else (str(program), "")
+    listing, missing = (str(program), "") if isinstance(program, Program) else (None, str(program))
     reason = _MEANS[verdict] + where
     return Compatibility(verdict, every.rows, some.rows, counts, leaves, reason, mend, listing, missing)
 

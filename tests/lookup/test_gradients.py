@@ -123,6 +123,22 @@ def test_outside_jit_a_loss_may_go_by_values(sign, make, dense):
         equals_dense(by_values, jax.jit, make(DIM), dense)
 
 
+def test_a_loss_that_goes_by_values_changes_no_array_of_the_user(table, dense):
+    """It gets tracers, as under jax.grad, also of NumPy arrays and Python numbers."""
+
+    def loss(p):
+        w = p["w"]
+        w *= 2
+        return jnp.sum(read(p["t"], IDS)) * p["n"].sum() if jnp.sum(w.at[0].set(1.0)) > 0 else 0.0
+
+    given = {"w": np.ones(3, np.float32), "n": 2.0}
+    read = lambda t, ids: t.lookup(wide(ids)) if isinstance(t, kvjax.Table) else t[ids]  # noqa: E731
+    value, grads = kvjax.value_and_grad(loss)({"t": table, **given})
+    want, want_grads = jax.value_and_grad(loss)({"t": dense, **given})
+    np.testing.assert_allclose((value, grads["n"]), (want, want_grads["n"]), rtol=1e-6)
+    np.testing.assert_array_equal(given["w"], 1.0)
+
+
 def equals_dense(loss, run, table, dense):
     def sparse_loss(params):
         return loss(lambda ids: params["t"].lookup(wide(ids)), params["w"])

@@ -39,6 +39,8 @@ def test_whether_it_is_a_row_program_is_said():
     assert "value = fma_f" in found.program and found.no_program == "" and "no row program" not in str(found)
     found = check_compatibility(optax.chain(cumulated, scheduled), 4)
     assert found.program is None and found.no_program == "cumsum" and "no row program (cumsum)" in str(found)
+    cast = optax.stateless(lambda updates, params: jax.tree.map(lambda x: x.astype(jnp.uint32) + 0.0, updates))
+    assert check_compatibility(cast, 4).no_program == "a cast of float32 to uint32"
 
 
 @slow

@@ -86,7 +86,13 @@ def test_they_are_programs_that_do_what_chunks_do(name, x64, both):
     assert_same(one, other, rtol=2e-2 if "dtype" in options else 3e-6)
 
 
+def filled(row):
+    whole = row.astype(jnp.int32).at[jnp.arange(4) + 1].get(mode="fill", fill_value=1e10)
+    return whole.astype(jnp.float32)
+
+
 def test_what_moves_by_the_row_goes_in_chunks(make):
-    for dim, constraint in ((200, lambda row: row[::-1]), (4, lambda row: jnp.roll(row, row[0].astype(jnp.int32)))):
+    by_row = lambda row: jnp.roll(row, row[0].astype(jnp.int32))  # noqa: E731
+    for dim, constraint in ((200, lambda row: row[::-1]), (4, by_row), (4, filled)):
         table = make(dim=dim, constraint=constraint)
         assert lowered(table.spec, kvjax.optax.rowwise(optax.sgd(1.0)), (), {}) is None

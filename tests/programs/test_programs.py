@@ -204,6 +204,25 @@ def test_a_new_transform_of_the_same_kind_compiles_nothing(constraint, make):
     assert int(table.frequency(7)) == 5
 
 
+def test_transforms_that_differ_by_the_type_of_a_number_are_two(make):
+    """By which an integer of Python's takes the type of the slot, or gives it its own."""
+
+    def counting(add):
+        def init(params):
+            return {"c": 100, "s": jnp.zeros(params.shape, jnp.int8)}
+
+        def update(updates, state, params=None):
+            slot = jnp.sort(state["s"] + 100)  # no row program
+            return -add(slot, state["c"]).astype(jnp.float32), {"c": state["c"], "s": slot}
+
+        return kvjax.optax.rowwise(optax.GradientTransformation(init, update), count="global")
+
+    grads = kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))
+    for add, want in ((lambda s, c: s + c, 56.0), (lambda s, c: s.astype(jnp.int32) + c, -200.0)):
+        table, _ = make(dim=2, initializer=0.0).apply(counting(add), grads, {"c": 100, "s": None})
+        assert table.lookup(7).tolist() == [want, want]
+
+
 def test_duplicates_and_padding_need_no_merge(make):
     keys, rows = np.array([9, 7, 9, 9, 3]), np.arange(10, dtype=np.float32).reshape(5, 2)
     counts = jnp.array([1, 2, 1, 0, 1], jnp.int32)

@@ -4,6 +4,7 @@ Each launch makes many checks, since starting takes most of the time. The refere
 process trains on the whole batch.
 """
 
+import functools
 import json
 import re
 
@@ -125,6 +126,9 @@ def both(folder):
         whole = kvjax.checkpoint.restore(f"{folder}/1", {"t": "whole"})["t"]
     assert len(whole) == table.refresh().size(all_processes=True)
     kvjax.drop_table("whole")
+    bound = kvjax.get_table("bound", dim=1, constraint=functools.partial(jnp.clip, max=1.0), mesh=everywhere())
+    kvjax.checkpoint.save(f"{folder}/bound", [bound])  # whose text has an address
+    kvjax.drop_table("bound")
     seeded = kvjax.get_table("seeded", dim=1, seed=me, mesh=everywhere())
     fails(another.format("seed 0 in process 0"), lambda: kvjax.checkpoint.save(f"{folder}/x", [seeded]))
     kvjax.drop_table("seeded")
@@ -215,7 +219,8 @@ def two(folder):
     differ = "the same keys and values on every device" if me == 1 else "the same keys|another process"
     fails(differ, lambda: narrow.refresh().upsert(own_ids, np.ones((4, 3))).version)
     # So does a read; keys that are not even as many would end the process in a collective.
-    for read in (lambda t: t.lookup(own_ids), lambda t: t.contains(np.zeros(4 + me, np.int64))):
+    for read in (lambda t: t.lookup(own_ids), lambda t: t.contains(np.zeros(4 + me, np.int64)),
+                 lambda t: t.lookup([8, 0] if me else [3, 1]), lambda t: t.frequency(np.arange(4 * me))):  # fmt: skip
         fails(differ, lambda read=read: read(narrow.refresh()))
     assert np.asarray(narrow.refresh().lookup(np.arange(8))).shape == (8, 3)  # on every device
     narrow = step(narrow.refresh(), shared(everywhere(), np.arange(8)))

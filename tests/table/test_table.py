@@ -237,13 +237,6 @@ def test_arithmetic_on_a_handle_is_refused(make):
             jax.tree.map(arithmetic, jax.jit(lambda t: t)(table))
 
 
-def test_a_handle_is_no_static_argument(make):
-    """Each step would compile again."""
-    table = make()
-    with pytest.raises(ValueError, match=r"hash: want what no step changes, got a handle.*no static_argnums"):
-        jax.jit(lambda t, keys: t.lookup(keys), static_argnums=0)(table, kvjax.keys([1]))
-
-
 def test_repr():
     table = kvjax.get_table("seen here first", dim=4)
     assert repr(table) == f"Table('{table.name}', dim=4, dtype=float32, rows=0, version=0)"

@@ -37,6 +37,9 @@ MADE = {
     "two results": lambda: lambda x: (x, x + 1),
     "two others": lambda: lambda x: (x + 1, x),
     "a literal": lambda: lambda x: 1.0 * x[0],
+    "filled": lambda: lambda x: x.at[jnp.arange(4) + 1].get(mode="fill", fill_value=0.0),
+    "filled otherwise": lambda: lambda x: x.at[jnp.arange(4) + 1].get(mode="fill", fill_value=-0.0),
+    "filled by none": lambda: lambda x: x.at[jnp.arange(4) + 1].get(mode="fill", fill_value=float("nan")),
     "not a number": lambda: lambda x: x * jnp.nan,
 }
 
