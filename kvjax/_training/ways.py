@@ -121,7 +121,8 @@ class InChunks:
     """The way of any update: XLA runs it on rows that are gathered and scattered.
 
     Attributes:
-      does: what the transform does to a row, by which ways are compared; or the transform itself.
+      does: what the transform does to a row, by which ways are compared, so all that is taken from it here; or the
+        transform itself.
       facts: whether it wants facts about rows.
       phase: how far calls go.
     """

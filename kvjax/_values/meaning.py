@@ -5,6 +5,7 @@ Programs are kept by it, and not by the functions that were traced: each ``optax
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from typing import Any
 
@@ -28,7 +29,8 @@ def meaning(closed: Any) -> Hashable:
 
 
 def _of_jaxpr(jaxpr: Any) -> Hashable:
-    numbers = {v: i for i, v in enumerate((*jaxpr.constvars, *jaxpr.invars))}
+    number = itertools.count()
+    numbers = {v: next(number) for v in (*jaxpr.constvars, *jaxpr.invars)}
 
     def of(atom: Any) -> Hashable:
         return (_of_value(atom.val), str(atom.aval)) if isinstance(atom, jex.Literal) else numbers[atom]
@@ -36,7 +38,7 @@ def _of_jaxpr(jaxpr: Any) -> Hashable:
     equations: list[Hashable] = [tuple(str(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))]
     for eqn in jaxpr.eqns:
         operands = tuple(map(of, eqn.invars))
-        numbers |= {v: len(numbers) + i for i, v in enumerate(eqn.outvars)}
+        numbers |= {v: next(number) for v in eqn.outvars}
         params = tuple((k, _of_value(v)) for k, v in sorted(eqn.params.items()) if k not in _OF_DERIVATIVES)
         equations.append((eqn.primitive, operands, tuple(str(v.aval) for v in eqn.outvars), params))
     return tuple(equations), tuple(map(of, jaxpr.outvars))

@@ -204,23 +204,25 @@ def test_a_new_transform_of_the_same_kind_compiles_nothing(constraint, make):
     assert int(table.frequency(7)) == 5
 
 
-def test_transforms_that_differ_by_the_type_of_a_number_are_two(make):
+def test_transforms_that_differ_by_the_type_of_a_number_are_two():
     """By which an integer of Python's takes the type of the slot, or gives it its own."""
 
     def counting(add):
         def init(params):
-            return {"c": 100, "s": jnp.zeros(params.shape, jnp.int8)}
+            return {"c": jnp.zeros((), jnp.int32), "s": jnp.full(params.shape, 100, jnp.int8)}
 
         def update(updates, state, params=None):
-            slot = jnp.sort(state["s"] + 100)  # no row program
-            return -add(slot, state["c"]).astype(jnp.float32), {"c": state["c"], "s": slot}
+            updates = jnp.sort(updates) * 0 - add(state["s"], state["c"]).astype(jnp.float32)  # no row program
+            return updates, {"c": state["c"] + 1, "s": state["s"]}
 
         return kvjax.optax.rowwise(optax.GradientTransformation(init, update), count="global")
 
     grads = kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))
     for add, want in ((lambda s, c: s + c, 56.0), (lambda s, c: s.astype(jnp.int32) + c, -200.0)):
-        table, _ = make(dim=2, initializer=0.0).apply(counting(add), grads, {"c": 100, "s": None})
+        table = kvjax.get_table("weak", dim=2, initializer=0.0)
+        table, _ = table.apply(counting(add), grads, {"c": 100, "s": None})
         assert table.lookup(7).tolist() == [want, want]
+        kvjax.drop_table("weak")  # a program belongs to a table, also to one that is made again
 
 
 def test_duplicates_and_padding_need_no_merge(make):
