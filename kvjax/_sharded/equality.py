@@ -42,7 +42,7 @@ def _checksum(x: jax.Array, number: int) -> jax.Array:
     """``()`` uint32 of the bits of an array, and of its size."""
     bits = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
     words = jax.lax.bitcast_convert_type(bits, f"uint{min(8 * bits.dtype.itemsize, 32)}").astype(jnp.uint32).reshape(-1)
-    places = _mixed(jnp.arange(words.size, dtype=jnp.uint32) ^ jnp.uint32(number << 28))
+    places = _mixed(jnp.arange(words.size, dtype=jnp.uint32) ^ _mixed(jnp.uint32(number)))
     return _mixed(jnp.uint32(words.size + 1)) + jnp.sum(_mixed(words ^ places), dtype=jnp.uint32)
 
 

@@ -30,7 +30,7 @@ from kvjax._spmd.varying import varying_like
 from kvjax._training.merge import check_dtypes, merge, merge_on_shard
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise
-from kvjax._training.update import lowered, meaning_of, takes_facts
+from kvjax._training.update import canonical_of, lowered, takes_facts
 from kvjax._training.ways import ByProgram, InChunks, Phase, StepResult, Update, Way, flat
 from kvjax._values.errors import fail
 from kvjax._values.facts import ROW_FACTS
@@ -140,8 +140,8 @@ def _way(spec: TableSpec, rowwise: Rowwise, update: Update, phase: Phase) -> tup
     program = lowered(spec, rowwise, update.state, extra, facts)
     if program is None:
         kept = not extra and not in_a_trace()  # compiled for this call alone, and for others that do the same
-        does = meaning_of(spec, rowwise, update.state, facts) if kept else rowwise
-        return InChunks(rowwise, does, layout, facts, phase), update, None
+        form = canonical_of(spec, rowwise, update.state, facts) if kept else rowwise
+        return InChunks(rowwise, form, layout, facts, phase), update, None
     whole = dataclasses.replace(update, state=(), extra={}, run=program.run)
     return ByProgram(layout.text, phase), whole, program.globals_
 

@@ -27,9 +27,9 @@ from kvjax._spec.spec import TableSpec
 from kvjax._training.refusals import check_update, other_shape
 from kvjax._training.rowwise import CatchUp, Rowwise
 from kvjax._training.slots import SlotLayout
+from kvjax._values.canonical import canonical
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
 from kvjax._values.key_width import x64_enabled
-from kvjax._values.meaning import meaning
 from kvjax._values.tracing import computed_now
 
 
@@ -137,18 +137,18 @@ def program_of(rowwise: Rowwise, dim: int, extra: dict[str, Any]) -> Program | N
     return found.run.program if isinstance(found, Lowered) else found
 
 
-def meaning_of(spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], facts: bool) -> Hashable:
-    """What an update without extra arguments does, for comparing it; the transform itself, if that cannot be said."""
+def canonical_of(spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], facts: bool) -> Hashable:
+    """What an update without extra arguments does, in canonical form; the transform itself, if it has none."""
     types = tuple(map(_type_of, state))
-    return _meaning_of(spec.dim, spec.constraint, rowwise, types, facts, x64_enabled())
+    return _canonical_of(spec.dim, spec.constraint, rowwise, types, facts, x64_enabled())
 
 
 @functools.lru_cache(maxsize=256)
-def _meaning_of(
+def _canonical_of(
     dim: int, constraint: Any, rowwise: Rowwise, globals_: tuple[jax.ShapeDtypeStruct, ...], facts: bool, x64: bool
 ) -> Hashable:
     try:
-        return tuple(map(meaning, _traced(dim, constraint, rowwise, list(globals_), {}, facts)))
+        return tuple(map(canonical, _traced(dim, constraint, rowwise, list(globals_), {}, facts)))
     except (TypeError, RuntimeError):  # it cannot be compared, or is of other processes
         return rowwise
 

@@ -121,14 +121,14 @@ class InChunks:
     """The way of any update: XLA runs it on rows that are gathered and scattered.
 
     Attributes:
-      does: what the transform does to a row, by which ways are compared, so all that is taken from it here; or the
-        transform itself.
+      form: the canonical form of what is taken from the transform here, by which ways are compared; or the transform
+        itself.
       facts: whether it wants facts about rows.
       phase: how far calls go.
     """
 
     rowwise: Rowwise = dataclasses.field(compare=False)
-    does: Hashable
+    form: Hashable
     layout: SlotLayout
     facts: bool
     phase: Phase

@@ -410,10 +410,9 @@ class Releases:
             chain.catalog.open(name)  # or it says what there is
         digests, made_of = chain.catalog.digests, files
 
-        def is_current(before: Release | None) -> bool:
-            if before is None or not set(before.checkpoint) & set(digests) or set(before) != set(names):
-                return False
-            return (callable(made_of) or not made_of) and options.is_of(before)
+        def is_current(before: Release) -> bool:
+            same = set(before.checkpoint) & set(digests) and set(before) == set(names)
+            return bool(same) and (callable(made_of) or not made_of) and options.is_of(before)
 
         before = self._before()
         if before is not None and is_current(before):
@@ -423,7 +422,7 @@ class Releases:
         check_by_name("follow", {}, files)
         with contextlib.suppress(_AlreadyCurrentError), self._new("follow", keep) as folder:
             before = self._before()
-            if is_current(before):  # by another process, for which this one has waited
+            if before is not None and is_current(before):  # by another process, for which this one has waited
                 raise _AlreadyCurrentError
             write_release(folder, chain, names, before, files or {}, options)
         return self.refresh()

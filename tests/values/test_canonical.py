@@ -1,4 +1,4 @@
-"""The meaning of a jaxpr is equal where the same is computed, and nowhere else."""
+"""The canonical form of a jaxpr is equal where the same is computed, and nowhere else."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvjax._values.meaning import meaning
+from kvjax._values.canonical import canonical
 
 LONG = np.arange(3000, dtype=np.float32)
 X = jnp.arange(4.0)
@@ -45,7 +45,7 @@ MADE = {
 
 
 def of(function):
-    return meaning(jax.make_jaxpr(function)(X))
+    return canonical(jax.make_jaxpr(function)(X))
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -1,4 +1,4 @@
-"""The meaning of a jaxpr: a value that is equal for jaxprs that compute the same in the same way.
+"""The canonical form of a jaxpr: a value that is equal for jaxprs that compute the same in the same way.
 
 Programs are kept by it, and not by the functions that were traced: each ``optax.adam(0.1)`` is made of other ones.
 """
@@ -17,7 +17,7 @@ _OF_DERIVATIVES = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "symb
 """Parameters that say how an equation is differentiated, which are made anew in each trace."""
 
 
-def meaning(closed: Any) -> Hashable:
+def canonical(closed: Any) -> Hashable:
     """Of a closed jaxpr whose constants are known. Functions in it, such as callbacks, are equal as Python has it.
 
     Raises:
