@@ -21,7 +21,7 @@ from jax.extend import core as jex
 
 from kvjax._programs.instructions import FORMS, SUFFIXES, Instruction, NotLowered, Register
 from kvjax._programs.registers import Parts, Registers, Shared, Value, joined, shared
-from kvjax._values.equations import evaluate, moved
+from kvjax._values.equations import evaluate, moved, scan_sizes
 from kvjax._values.tracing import computed_now
 
 _MOST_PARTS = 64
@@ -258,9 +258,9 @@ class Lowering(Registers):
 
     def _unrolled(self, eqn: Any, args: list[Value]) -> list[Value]:
         """A loop of a known number of turns, turn by turn."""
-        p = eqn.params
-        known, carry = args[: p["num_consts"]], args[p["num_consts"] :]
-        if len(carry) > p["num_carry"] or len(eqn.outvars) > p["num_carry"] or p["length"] > _MOST_TURNS:
+        p, (constants, carried) = eqn.params, scan_sizes(eqn)
+        known, carry = args[:constants], args[constants:]
+        if len(carry) > carried or len(eqn.outvars) > carried or p["length"] > _MOST_TURNS:
             raise NotLowered("scan over arrays, or of many turns")
         for _ in range(p["length"]):
             carry = self._inlined(p["jaxpr"], [*known, *carry])

@@ -1,4 +1,4 @@
-"""One equation of a jaxpr: evaluated alone, or done to arrays of NumPy if it only moves their elements."""
+"""Equations of jaxprs: evaluated alone, done to arrays of NumPy if they only move elements, and the sizes of a scan."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ def evaluate(eqn: Any, args: Sequence[Any], debug_info: Any) -> list[Any]:
     values = {v: x for v, x in zip(eqn.invars, args, strict=True) if not isinstance(v, jex.Literal)}
     alone = jex.Jaxpr((), list(values), eqn.outvars, [eqn], debug_info=debug_info)
     return eval_jaxpr(alone, (), *values.values())
+
+
+def scan_sizes(eqn: Any) -> tuple[int, int]:
+    """Of a scan the number of its constants, and that of the values that it carries."""
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()  # jax 0.12
+    return len(constants), len(carry)
 
 
 def moved(eqn: Any, args: Sequence[np.ndarray]) -> list[np.ndarray] | None:

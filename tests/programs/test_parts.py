@@ -73,7 +73,7 @@ CASES = {
 @pytest.mark.filterwarnings("ignore:.*it reads rows as they are stored")
 @pytest.mark.parametrize(
     "name, x64",
-    few_rows([(name, name in ("parts", "replay of one element")) for name in CASES], 0),
+    few_rows([(name, name in ("parts", "replay of one element")) for name in CASES], 0, 4),
     indirect=["x64"],
 )
 def test_they_are_programs_that_do_what_chunks_do(name, x64, both):
