@@ -33,6 +33,7 @@ _INLINED = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "checkpoint": "jaxpr",
+    "remat2": "jaxpr",  # as JAX calls it
 }
 _SAME = {
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient", "pvary",
@@ -168,6 +169,8 @@ class Lowering(Registers):
     def _over(self, op: str, dtype: Any, x: Value, width: int) -> Value:
         """One element of all those of a row."""
         parts = x.each if isinstance(x, Parts) else [(x, width)]
+        if op not in FORMS:
+            raise NotLowered(op)
         first, *others = [self.emitted(op, dtype, [self.widened(y, n)]) if n > 1 else y for y, n in parts]
         name = {"sum": "add", "prod": "mul"}.get(op[:-2], op[1:-2]) + op[-2:]
         return functools.reduce(lambda y, z: self.emit(name, dtype, y, z), others, first)

@@ -164,6 +164,21 @@ def other_state(one: Any, other: Any) -> ValueError:
     )
 
 
+@contextlib.contextmanager
+def of_shared_numbers() -> Generator[None]:
+    """Says of what a ``vmap`` over rows refuses, a number for all rows that is made of one, what can be done."""
+    try:
+        yield
+    except ValueError as error:
+        if "out_axes" not in str(error):
+            raise
+        raise ValueError(
+            "kvjax: rowwise: want a transform whose numbers for all rows depend on no row, got one whose update makes "
+            "such a number of a gradient, or a row, and takes extra arguments, so that this is not known beforehand; "
+            "kvjax.optax.rowwise(tx, count='row') keeps it for each row"
+        ) from None
+
+
 def _name(part: Any) -> str:
     ours = type(part).__module__.startswith("kvjax.")
     return "kvjax." * ours + type(part).__name__

@@ -70,7 +70,7 @@ class Rowwise:
       count: which scalars of its state are kept per row: "auto", "row" or "global".
 
     Raises:
-      TypeError: `tx` is not an optax transform.
+      TypeError: `tx` is not an optax transform, or has no hash.
       ValueError: `count` is none of these.
 
     Example:
@@ -85,6 +85,11 @@ class Rowwise:
 
     def __post_init__(self) -> None:
         check_transform(self.tx, "rowwise")
+        try:
+            hash(self.tx)
+        except TypeError as error:
+            want, mend = "a transform with a hash, by which steps know it", "a dataclass has one with frozen=True"
+            raise fail(TypeError, None, "rowwise", want, f"{self.tx!r}: {error}", mend) from None
         if self.count not in COUNTS:
             raise ValueError(f"kvjax: rowwise: want count 'auto', 'row' or 'global', got {self.count!r}; choose one")
 

@@ -22,6 +22,7 @@ from kvjax._programs.program import Run
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
 from kvjax._training.merge import check_dtypes, merge
+from kvjax._training.refusals import of_shared_numbers
 from kvjax._training.rounding import random_bits, stochastic
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.slots import SlotLayout
@@ -228,7 +229,8 @@ class InChunks:
         ]
         shared = [None] * layout.is_slot.count(False)
         run = jax.vmap(one.update, in_axes=(0, 0, 0, None, 0), out_axes=(0, 0, shared))
-        rows, slots, new = run(grads, rows, slots, globals_, facts_of(facts) if self.facts else None)
+        with of_shared_numbers():
+            rows, slots, new = run(grads, rows, slots, globals_, facts_of(facts) if self.facts else None)
         return rows, slots, tuple(x.astype(old.dtype) for x, old in zip(new, globals_, strict=True))
 
 

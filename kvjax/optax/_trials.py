@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from kvjax._training.catch_up import caught_up_row
+from kvjax._training.refusals import of_shared_numbers
 from kvjax._training.rowwise import CatchUp, Rowwise
 from kvjax._training.slots import SlotLayout, join_leaves
 from kvjax._training.update import RowUpdate, takes_facts, update_of
@@ -80,7 +81,8 @@ def tried(rowwises: Sequence[Rowwise], dim: int, extra: dict[str, Any]) -> list[
         def trained(one: RowUpdate, rows: Any, slots: Any, globals_: Any) -> Any:
             shared = [None] * len(globals_)
             run = jax.vmap(one.update, in_axes=(0, 0, 0, None, 0), out_axes=(0, 0, shared))
-            new_rows, new_slots, new = run(grads, rows, slots, globals_, facts if takes else None)
+            with of_shared_numbers():
+                new_rows, new_slots, new = run(grads, rows, slots, globals_, facts if takes else None)
             new = [x.astype(y.dtype) for x, y in zip(new, globals_, strict=True)]
             return kept(new_rows, rows), [*map(kept, new_slots, slots)], new
 

@@ -49,6 +49,19 @@ def rounded(grads, params):
     return jax.tree.map(of, grads, params)
 
 
+def last_turn():
+    """A row whose number is a multiple of 3 takes no turn, and keeps what it had before the loop."""
+
+    def last(n):
+        begins = n * n * 0.25 - n + 2.5
+        return jax.lax.fori_loop(0, (n % 3).astype(jnp.int32), lambda i, _: 10.0 * i.astype(jnp.float32), begins)
+
+    def update(grads, n, params=None):
+        return grads * last(n[0]), n + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros(params.shape[:-1]), update)
+
+
 def injected():
     return optax.inject_hyperparams(optax.adamw)(learning_rate=optax.exponential_decay(0.1, 2, 0.9))
 
@@ -64,6 +77,7 @@ CASES = {
     "parts of 16 bits": (lambda: in_parts(8), {"dim": 8, "dtype": "bfloat16"}),
     "moved": (lambda: optax.stateless(moved), {"dim": 8}),
     "rounded": (lambda: optax.stateless(rounded), {"dim": 8}),
+    "last turn": (last_turn, {"dim": 4}),
     "replay of one element": (lambda: catch_up(optax.radam(0.1), replay=200), {"dim": 1}),
     "replay of rates": (lambda: catch_up(injected(), replay=200), {"dim": 5}),
     "replay of less than all": (lambda: catch_up(fading(), replay=9), {"dim": 5, "dtype": "float16"}),
@@ -73,7 +87,7 @@ CASES = {
 @pytest.mark.filterwarnings("ignore:.*it reads rows as they are stored")
 @pytest.mark.parametrize(
     "name, x64",
-    few_rows([(name, name in ("parts", "replay of one element")) for name in CASES], 0, 4),
+    few_rows([(name, name in ("parts", "replay of one element")) for name in CASES], 0, 4, 5),
     indirect=["x64"],
 )
 def test_they_are_programs_that_do_what_chunks_do(name, x64, both):

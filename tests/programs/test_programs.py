@@ -153,8 +153,14 @@ def test_slots_of_16_bits_and_of_one_element(both):
     assert_same(*both(lambda table: steps(table, optax.scale_by_amsgrad()), dim=8))
 
 
-@pytest.mark.parametrize("constraint", few([constraints.non_negative(), constraints.max_norm(0.5)], 1))
+def saved(row):
+    return jax.checkpoint(jnp.tanh)(row)
+
+
+@pytest.mark.parametrize("constraint", few([constraints.non_negative(), constraints.max_norm(0.5), saved], 1))
 def test_constraints(constraint, both):
+    table = kvjax.get_table("constrained", dim=6, constraint=constraint)
+    assert lowered(table.spec, kvjax.optax.rowwise(optax.sgd(0.3)), (), {}) is not None
     assert_same(*both(lambda table: steps(table, optax.adagrad(0.3)), dim=6, constraint=constraint))
 
 
@@ -174,15 +180,34 @@ def test_globals_and_extra_arguments(both):
     assert_same(*both(lambda table: steps(table, scaled(), rate=jnp.float32(0.5)), dim=4))
 
 
+def test_a_number_for_all_rows_that_is_made_of_one_is_refused(make):
+    """Of a transform whose extra argument only `apply` has: what its state depends on is not known before."""
+
+    def update(updates, total, params=None, *, rate, **_):
+        return -rate * updates, total + jnp.sum(jnp.abs(updates))
+
+    tx = optax.GradientTransformationExtraArgs(lambda params: jnp.zeros(()), update)
+    table, grads = make(dim=4), kvjax.SparseRows(np.array([1, 2]), jnp.ones((2, 4)))
+    with pytest.raises(ValueError, match=r"rowwise: want .* depend on no row, .*count='row'"):
+        table.apply(tx, grads, kvjax.optax.rowwise(tx).init(4), rate=2.0)
+    with pytest.raises(ValueError, match="depend on no row"):
+        kvjax.optax.check_compatibility(tx, 4, rate=2.0)
+    table, _ = table.apply(kvjax.optax.rowwise(tx, count="row"), grads, rate=2.0)
+    assert table.lookup([1, 2]).tolist() == [[-2.0] * 4] * 2 and table.export(slots=True).slots
+
+
 def test_what_is_no_program_goes_in_chunks(make):
-    """A function of the row that no instruction does, and one with a side effect."""
+    """Functions of the row that no instruction does, and one with a side effect."""
     seen = []
 
     def watched(row):
         jax.debug.callback(lambda x: seen.append(x.shape), row)
         return row
 
-    for constraint in (lambda row: jnp.sort(row), watched):
+    def of_integers(row):
+        return row * jnp.prod(jnp.where(row < 0, 3, 1).astype(jnp.int32), dtype=jnp.int32) / 81
+
+    for constraint in (lambda row: jnp.sort(row), of_integers, watched):
         table = make(dim=4, initializer=0.0, constraint=constraint)
         assert lowered(table.spec, kvjax.optax.rowwise(optax.sgd(1.0)), (), {}) is None
         grads = kvjax.SparseRows(np.array([7]), jnp.array([[1.0, 2.0, 3.0, 4.0]]))

@@ -20,6 +20,14 @@ IDS = np.array([7])
 ROW = np.ones((1, 4))
 
 
+@dataclasses.dataclass
+class Unhashed:
+    """A transform that compares by its contents."""
+
+    init: object
+    update: object
+
+
 def loaded(table, **columns):
     """A table that gets its rows back, some columns of which are others."""
     return table.load(dataclasses.replace(table.upsert(IDS, ROW).export(), **columns))
@@ -27,6 +35,7 @@ def loaded(table, **columns):
 
 WRONG = {
     "apply": (lambda t: t.apply("adam", GRADS), "table 'table[0-9]+', apply: want an optax transform, got 'adam'"),
+    "without a hash": (lambda t: t.apply(Unhashed(*optax.sgd(1.0)), GRADS), "rowwise: want a transform with a hash"),
     "switch_optimizer": (lambda t: t.switch_optimizer(3), "switch_optimizer: want an optax transform, got 3"),
     "width": (lambda t: kvjax.optax.rowwise(SGD).init(-1), "want a width of rows of 1 or more, got -1"),
     "concatenate": (lambda t: kvjax.Keys.concatenate([[1]]), r"keys, concatenate: want several Keys, got \['list'\]"),

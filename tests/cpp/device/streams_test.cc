@@ -81,7 +81,7 @@ TEST(ATableIsDroppedOnceItsOwnCallsAreDone) {
   Later::lag = 100000;
   const Later q(1);
   uint32_t* const words = static_cast<uint32_t*>(Later::Allocate(2 * sizeof(uint32_t)));
-  words[0] = 1;
+  words[0] = 1, words[1] = 0;
   Keys keys = {1, 2, 3};
   {
     Later on(1);

@@ -224,12 +224,14 @@ class Machine {
       made[static_cast<size_t>(i.out.number())] = true;
     }
     if (loads_ == 0 || shared_ < loads_ + kFewestShared) return;
-    for (size_t at = shared_; at < update.size(); ++at) {
+    // What is written in a loop may stay as it was, as a row may take no turn.
+    for (size_t at = shared_, loops = 0; at < update.size(); ++at) {
       const Instruction& i = update[at];
+      loops += i.op == Opcode::k_loop ? 1 : 0, loops -= i.op == Opcode::k_again ? 1 : 0;
       for (int32_t j = 0; j < kInstructionForms[static_cast<size_t>(i.op)].arity; ++j) {
         if (is_one_of(made, i.arg[j])) read[static_cast<size_t>(i.arg[j].number())] = true;
       }
-      if (is_scalar(i.out)) made[static_cast<size_t>(i.out.number())] = false;
+      if (is_scalar(i.out) && loops == 0) made[static_cast<size_t>(i.out.number())] = false;
     }
     const auto cells = [&](const std::vector<bool>& of) {
       std::vector<Cell*> which;
