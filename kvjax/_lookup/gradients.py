@@ -22,6 +22,7 @@ from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import opaque_canary
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._lookup.readable import FrozenReadable
+from kvjax._lookup.runs import Run, in_need, repeated, with_taps
 from kvjax._lookup.taps import Site, Tape, words_of
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
@@ -55,13 +56,13 @@ def value_and_grad(
     In the place of each `Table`, the gradient has a `SparseRows` with one row per key that the loss looked up. (If a
     table is in several places, the first place has the gradient of all its lookups.) The function is traced twice, even
     outside ``jit``. There, it may go by values, as under ``jax.grad``, and is run twice more then; and a jitted
-    function, a ``cond`` or a ``checkpoint`` to which the loss passes a table is compiled again in each call, and a
-    warning says so: put the whole step under ``jit``. Lookups may be under ``vmap``, and in a jitted function that is
-    called several times, if the table is one of its arguments. Otherwise each lookup in the code must run at most once:
-    a lookup inside a ``scan`` of the loss, or in a jitted function that closes over the table and is called twice, is
-    an error when the gradient is computed. Do the lookup first, and pass the rows in. A trainable table that the loss
-    closes over has no gradient, and a warning names it. Lookups in a tree that went through ``jax.lax.stop_gradient``
-    have no gradient, as with dense parameters.
+    function, a ``scan``, a ``cond`` or a ``checkpoint`` to which the loss passes a table is compiled again in each
+    call, and a warning says so: put the whole step under ``jit``. Lookups may be under ``vmap``, in a ``scan``, whose
+    turns are the leading axes of their gradient, and in a jitted function that is called several times. A lookup that
+    runs several times in any other way, for instance in a ``scan`` inside of a ``shard_map`` of the loss, is an error
+    when the gradient is computed: do the lookup first, and pass the rows in. A trainable table that the loss closes
+    over has no gradient, and a warning names it. Lookups in a tree that went through ``jax.lax.stop_gradient`` have no
+    gradient, as with dense parameters.
 
     Args:
       fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are not arrays).
@@ -105,6 +106,7 @@ def value_and_grad(
         dense = [leaf for leaf, d in zip(leaves, is_dense, strict=True) if d]
         handles = _outermost(leaf for leaf, d in zip(leaves, is_dense, strict=True) if not d)
         tables = list({handle.name: handle for handle in reversed(handles)}.values())  # a table may have several
+        specs = [table.spec for table in tables]
 
         def call(dense: Any, tapes: Sequence[Tape]) -> Any:
             d, t = iter(dense), iter(_record(handles, tapes))
@@ -117,14 +119,14 @@ def value_and_grad(
         with _mesh_of((args, kwargs)):
             gates = [np.zeros((), np.float32) for _ in tables]
             with untaped() as closed_over:
-                probes = _probe(call, dense, lambda: [Tape(t.spec, x) for t, x in zip(tables, gates, strict=True)])
+                probes, runs = _probe(call, dense, lambda: [Tape(*x) for x in zip(specs, gates, strict=True)])
             others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
             _warn_of_untrained(closed_over, (others, kwargs))
 
             compiled: list[str] = []
 
             def tapped(dense: Any, taps: Any, gates: Any) -> tuple[Any, Any]:
-                tapes = [Tape(t.spec, *x) for t, x in zip(tables, zip(gates, probes, taps, strict=True), strict=True)]
+                tapes = [Tape(*x) for x in zip(specs, gates, probes, taps, strict=True)]
                 try:
                     out = call(dense, tapes)
                     for tape in tapes:
@@ -138,14 +140,20 @@ def value_and_grad(
                 plain = jax.tree.map(lambda x: with_tape(x, None) if is_table(x) else x, aux, is_leaf=is_table)
                 return value, plain
 
-            (value, aux), (dense_grads, taps, _) = jax.value_and_grad(
-                tapped, argnums=(0, 1, 2), has_aux=True, allow_int=allow_int
-            )(dense, [probe.zero_taps() for probe in probes], gates)
+            def whole(dense: Any, taps: Any, gates: Any, of_runs: Any) -> tuple[Any, Any]:
+                return with_taps(tapped, runs, of_runs, dense, taps, gates) if runs else tapped(dense, taps, gates)
+
+            (value, aux), (dense_grads, taps, _, of_runs) = jax.value_and_grad(
+                whole, argnums=(0, 1, 2, 3), has_aux=True, allow_int=allow_int
+            )(dense, [probe.zero_taps() for probe in probes], gates, [each.zero_taps() for each in runs])
             if not isinstance(value, Tracer):
                 _warn_of_compiled(compiled)
             waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if _is_computed(x)]
-            both = zip(tables, probes, taps, strict=True)
-            table_grads = {t.name: _gradient(t, probe.uses(tap), tap, waits) for t, probe, tap in both}
+            table_grads: dict[str, SparseRows] = {}
+            for table, probe, own in zip(tables, probes, taps, strict=True):
+                mine = [x for each, x in zip(runs, of_runs, strict=True) if each.tape is probe]
+                used = probe.uses(own, mine)
+                table_grads[table.name] = _gradient(table, used, [*filter(None, own), *mine], waits)
             # The first handle of a table has the gradient of all its lookups, and the others an empty one.
             d, t = iter(dense_grads), iter([table_grads.pop(h.name, None) or _empty(h) for h in handles])
             grads = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
@@ -155,20 +163,25 @@ def value_and_grad(
     return wrapped
 
 
-def _probe(call: Callable[..., Any], dense: Any, blank: Callable[[], Sequence[Tape]]) -> Sequence[Tape]:
-    """Tapes that have noted a loss's lookups: it is traced for its shapes, or else run, where it goes by values."""
+def _probe(call: Callable[..., Any], dense: Any, blank: Callable[[], Sequence[Tape]]) -> tuple[Any, Sequence[Run]]:
+    """Tapes that have noted a loss's lookups, and those of them that get taps for each run.
+
+    It is traced for its shapes; or else run, where it goes by values. Then it is not known what JAX runs several times.
+    """
     config: Any = jax.config
     if not config.jax_disable_jit:  # else a cond is its one branch, for which there have to be values
         probes = blank()
         try:
-            jax.eval_shape(lambda d: (call(d, probes), None)[1], dense)  # aux need not be of arrays
-            return probes
+            closed = jax.make_jaxpr(lambda d: (call(d, probes), None)[1])(dense)  # aux need not be of arrays
+            for tape, indices in repeated(closed).items():
+                tape.repeated |= indices
+            return probes, in_need(closed)
         except _WANTS_VALUES:
             if in_a_trace():
                 raise
     probes = blank()
     jax.vjp(lambda d: (call(d, probes), None)[1], dense)  # of tracers, as later: arrays of the user's may be NumPy's
-    return probes
+    return probes, ()
 
 
 @contextlib.contextmanager
@@ -304,8 +317,8 @@ def _warn_of_compiled(names: Sequence[str]) -> None:
     for name in names:
         warnings.warn(
             f"kvjax: table {name!r}, value_and_grad: want a call under jit of a loss that hands a table to a jitted "
-            "function, a cond or a checkpoint, got one outside, which traces and compiles these again in every call, "
-            "and JAX keeps them all; put the whole step under jax.jit",
+            "function, a scan, a cond or a checkpoint, got one outside, which traces and compiles these again in every "
+            "call, and JAX keeps them all; put the whole step under jax.jit",
             stacklevel=level_of_user(),
         )
 

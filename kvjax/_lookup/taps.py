@@ -5,7 +5,7 @@ inside the cotangent of the tap, as exact 16-bit digits, and so does a count of 
 has to leave a trace by another way, so remat, nested jit and cond work.
 
 Each call of a jitted function in the loss has taps of its own (`_Place`), and under ``vmap`` each example has its place
-in them (`_attach_p`, the rule of which is told about the axes).
+in them (`attach_p`, the rule of which is told about the axes).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _attach_batch(operands: Sequence[Any], axes: Sequence[Any], tape: Tape, inde
     gate = operands[4] if axes[4] is None else jax.lax.index_in_dim(operands[4], 0, axes[4], keepdims=False)
     both = zip(operands[5:], axes[5:], (rows, words, used), strict=False)  # a probe has no taps
     taps = [tap if axis is None else _own_place(tap, axis, like) for tap, axis, like in both]
-    return _attach_p.bind(*own, gate, *taps, tape=tape, index=index), 0
+    return attach_p.bind(*own, gate, *taps, tape=tape, index=index), 0
 
 
 def _own_place(taps: jax.Array, axis: int, like: jax.Array) -> jax.Array:
@@ -104,12 +104,12 @@ def _own_place(taps: jax.Array, axis: int, like: jax.Array) -> jax.Array:
     return jnp.moveaxis(jnp.diagonal(taps, axis1=axis, axis2=place + (place >= axis)), -1, place)
 
 
-_attach_p = Primitive("kvjax_attach")  # gives the rows
-_attach_p.def_impl(lambda rows, *_, **place: rows)
-_attach_p.def_abstract_eval(lambda rows, *_, **place: rows)
-ad.primitive_jvps[_attach_p] = _attach_jvp
-batching.primitive_batchers[_attach_p] = _attach_batch
-mlir.register_lowering(_attach_p, lambda ctx, rows, *_, **place: [rows])
+attach_p = Primitive("kvjax_attach")  # gives the rows
+attach_p.def_impl(lambda rows, *_, **place: rows)
+attach_p.def_abstract_eval(lambda rows, *_, **place: rows)
+ad.primitive_jvps[attach_p] = _attach_jvp
+batching.primitive_batchers[attach_p] = _attach_batch
+mlir.register_lowering(attach_p, lambda ctx, rows, *_, **place: [rows])
 
 
 class _Place:
@@ -167,6 +167,7 @@ class Tape:
         self.spec, self.gate, self.probe, self.taps = spec, gate, probe, taps
         self.outside = jax.sharding.get_abstract_mesh()
         self.kinds: list[list[Any]] = []  # of each lookup what its taps must be like, see `_kinds`
+        self.repeated: set[int] = set() if probe is None else probe.repeated  # which have taps for each run, see `runs`
         self.used: set[int] = set()  # after how many lookups the sites were made through which there was one
         self.batched: dict[int, tuple[tuple[int, ...], list[Any]]] = {}  # under vmap: its sizes, and types with them
         self.compiled = False  # whether a lookup was in a jitted function of the loss, a cond or such
@@ -179,28 +180,31 @@ class Tape:
         words = varying_like(keys.words, valid)
         self.kinds.append(self._kinds(rows, words, used))
         taps = [] if self.probe is None else self._taps(index, self.probe, keys)
-        return _attach_p.bind(rows, words, valid, used, gate, *taps, tape=self, index=index)
+        return attach_p.bind(rows, words, valid, used, gate, *taps, tape=self, index=index)
 
     def note(self, index: int, rows: jax.Array, words: jax.Array, used: jax.Array) -> None:
         """Says that a lookup is one of many examples at once. Of several times that it is said the last one counts,
         or that with the most axes."""
         sizes = used.shape
         if len(sizes) >= len(self.batched.get(index, ((),))[0]):
-            self.batched[index] = sizes, _types(rows, words, used)
+            self.batched[index] = sizes, types_of(*map(jax.typeof, (rows, words, used)))
 
     def _taps(self, index: int, probe: Tape, keys: Keys) -> list[Any]:
         mine = [kind.shape for _, kind in self.kinds[index]]
         if index >= len(self.taps) or mine != [kind.shape for _, kind in probe.kinds[index]]:
-            raise self._other_lookups(f"another lookup of keys {keys.shape}")
+            raise self.other_lookups(f"another lookup of keys {keys.shape}")
+        if index in self.repeated:
+            return []
         pairs = zip(self.taps[index], self.kinds[index], strict=True)
         return [tap if axes is None else tap[axis_index(axes)] for tap, (axes, _) in pairs]
 
     def check_whole(self) -> None:
         """Whether the loss has made all lookups of the probe. It has not where JAX has kept a trace of the probe's."""
         if self.probe is not None and len(self.kinds) < len(self.probe.kinds):
-            raise self._other_lookups(f"{len(self.kinds)} lookups after {len(self.probe.kinds)}")
+            raise self.other_lookups(f"{len(self.kinds)} lookups after {len(self.probe.kinds)}")
 
-    def _other_lookups(self, got: str) -> Exception:
+    def other_lookups(self, got: str) -> Exception:
+        """The error that the loss does not do what its probe has done."""
         return fail(
             ValueError, self.spec.name, "value_and_grad", "a loss that makes the same lookups whenever it is traced",
             got, "the loss must not depend on outside state, and a function that is jitted or checkpointed outside of "
@@ -213,7 +217,7 @@ class Tape:
         Or, where the lookup is in a ``shard_map`` of the loss, its axes over which the devices have taps of their own,
         which stand in one array for all of them ``(devices, ...)``: each device has its place in it.
         """
-        types = _types(rows, words, used)
+        types = types_of(*map(jax.typeof, (rows, words, used)))
         sizes = manual_axes()
         inner = tuple(axis for axis in sizes if axis not in getattr(self.outside, "manual_axes", ()))
         if not inner:
@@ -234,7 +238,8 @@ class Tape:
         ]
 
     def zero_taps(self) -> list[Any]:
-        return _zeros(tuple(tuple(self._whole(index)) for index in range(len(self.kinds))))
+        """Of each lookup its taps; none if it has those of its runs."""
+        return zeros_of(tuple(() if i in self.repeated else tuple(self._whole(i)) for i in range(len(self.kinds))))
 
     def _whole(self, index: int) -> list[Any]:
         """The types of the taps of a lookup, with the axes of vmap behind those of devices."""
@@ -248,21 +253,23 @@ class Tape:
             whole.append(kind)
         return whole
 
-    def uses(self, taps: Sequence[Any]) -> jax.Array:
-        """How often each lookup was used ``(lookups,)``, by what came home; the most of any example."""
+    def uses(self, taps: Sequence[Any], runs: Sequence[Any]) -> jax.Array:
+        """How often each lookup was used ``(lookups,)``, by what came home; the most of any example, or of any turn."""
         most = []
-        for index, (_, _, used) in enumerate(taps):
+        for index, (_, _, used) in ((i, tap) for i, tap in enumerate(taps) if tap):
             examples = len(self.batched.get(index, ((),))[0])
             # Of no examples it is 0.
             most.append(jnp.max(used, axis=tuple(range(used.ndim - examples, used.ndim)), initial=0.0))
+        most += [jnp.max(used, initial=0.0) for _, _, used in runs]
         return jnp.stack(most) if most else jnp.zeros(0, jnp.float32)
 
 
 @one_program(0)
-def _zeros(kinds: Sequence[Sequence[Any]]) -> list[tuple[jax.Array, ...]]:
+def zeros_of(kinds: Sequence[Sequence[Any]]) -> list[tuple[jax.Array, ...]]:
     return [tuple(map(zeros, each)) for each in kinds]
 
 
-def _types(rows: jax.Array, words: jax.Array, used: jax.Array) -> list[Any]:
-    digits = jax.typeof(words).update(shape=(*words.shape[:-1], 5), dtype=jnp.dtype(jnp.float32))
-    return [jax.typeof(rows).update(dtype=jnp.dtype(jnp.float32)), digits, jax.typeof(used)]
+def types_of(rows: Any, words: Any, used: Any) -> list[Any]:
+    """The types of a lookup's taps, by those of its operands."""
+    digits = words.update(shape=(*words.shape[:-1], 5), dtype=jnp.dtype(jnp.float32))
+    return [rows.update(dtype=jnp.dtype(jnp.float32)), digits, used]

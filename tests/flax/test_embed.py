@@ -206,3 +206,41 @@ def test_nnx_takes_the_handle_of_a_write(tmp_path):
         layer.table[...] = layer.table[...]
     layer.table = kvjax.serving.FrozenTable.write(tmp_path / "f", layer.table[...]).as_jax()
     np.testing.assert_array_equal(layer(kvjax.keys([7])), [[1, 1]])
+
+
+class Cell(nn.Module):
+    """One step of a recurrent model."""
+
+    @nn.compact
+    def __call__(self, carry, ids):
+        carry = jnp.tanh(nn.Dense(3)(jnp.concatenate([carry, kvjax.flax.Embed("cell", 3)(ids)], -1)))
+        return carry, carry
+
+
+class Recurrent(nn.Module):
+    scanned: bool
+
+    @nn.compact
+    def __call__(self, ids):
+        if self.scanned:
+            options = {"variable_broadcast": "params", "split_rngs": {"params": False}, "in_axes": 1, "out_axes": 1}
+            return jnp.sum(nn.scan(Cell, **options)(name="cell")(jnp.zeros((2, 3)), ids)[1] ** 2)
+        carry, cell, total = jnp.zeros((2, 3)), Cell(name="cell"), 0.0
+        for i in range(ids.shape[1]):
+            carry, _ = cell(carry, ids[:, i])
+            total += jnp.sum(carry**2)
+        return total
+
+
+def test_a_layer_in_nn_scan_trains_as_in_a_loop():
+    ids = kvjax.keys(np.array([[1, 2, 1, 2**40], [5, 1, -1, 5]]))
+    params = Recurrent(True).init(jax.random.key(0), ids)["params"]
+    one, other = (
+        jax.jit(kvjax.grad(lambda p, s=s: Recurrent(s).apply({"params": p}, ids)))(params) for s in (True, False)
+    )
+    np.testing.assert_allclose(one["cell"]["Dense_0"]["kernel"], other["cell"]["Dense_0"]["kernel"], rtol=1e-5)
+    one, other = (kvjax.merge(g["cell"]["Embed_0"]["table"]) for g in (one, other))
+    n = int(jnp.sum(other.counts > 0))  # behind these there is padding: Flax traces the body once more
+    assert one.keys.tolist()[:n] == other.keys.tolist()[:n] and jnp.sum(one.counts > 0) == n == 5
+    np.testing.assert_array_equal(one.counts[:n], other.counts[:n])
+    np.testing.assert_allclose(one.rows[:n], other.rows[:n], rtol=1e-5, atol=1e-6)

@@ -208,24 +208,6 @@ def test_microbatches_by_scan(table, dense):
     np.testing.assert_allclose(to_dense(grads), want, rtol=1e-5, atol=1e-6)
 
 
-def scanned(t):
-    return jax.lax.scan(lambda c, x: (c + x * jnp.sum(t.lookup(IDS)), None), 0.0, jnp.ones(5))[0]
-
-
-def closed_over_by_jit(t):
-    inner = jax.jit(lambda x: x * jnp.sum(t.lookup(IDS)))
-    return inner(1.0) + inner(2.0)
-
-
-@pytest.mark.filterwarnings("ignore:kvjax.*want a call under jit")
-@pytest.mark.parametrize("loss", [scanned, closed_over_by_jit])
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-def test_lookup_used_several_times_is_refused(loss, jit, table):
-    function = kvjax.value_and_grad(loss)
-    with pytest.raises(REFUSED, match=r"lookup 1 of .* times.*look the rows up before"):
-        finished((jax.jit(function) if jit else function)(table))
-
-
 def test_lookups_outside_a_loss_may_be_vmapped_and_scanned(table, dense):
     np.testing.assert_allclose(jax.vmap(lambda k: table.lookup(k))(wide(MORE)), dense[MORE])
     _, rows = jax.lax.scan(lambda c, k: (c, table.lookup(k)), 0, wide(MORE))
