@@ -33,8 +33,8 @@ def array(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 class _Call(NamedTuple):
-    """What a call is beside its operands. op: of a write, else None; attributes: what the C++ side gets, by name;
-    numbered: whether they have numbers of the user's in them."""
+    """What a call is beside its operands, by which programs are found: all of it has a hash. op: of a write, else None;
+    attributes: what the C++ side gets, by name; numbered: whether they have numbers of the user's in them."""
 
     target: str
     results: Any

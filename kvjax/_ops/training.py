@@ -188,15 +188,15 @@ def gather(
 
 def _row_results(
     spec: TableSpec, n: int, slot_types: Sequence[jax.ShapeDtypeStruct], gradients: bool, facts: bool
-) -> list[Any]:
-    return [
+) -> tuple[Any, ...]:
+    return (
         array((n, spec.dim), spec.row_dtype),
         array((n if gradients else 0, spec.dim), jnp.float32),
         array((n,), jnp.bool_),
         array((n, 2), jnp.uint32),
         array((n if facts else 0, NUM_FACTS), jnp.uint32),
         *(array((n, *slot.shape), slot.dtype) for slot in slot_types),
-    ]
+    )
 
 
 def read_step(
@@ -217,7 +217,7 @@ def read_step(
 
     Without `gradients` these are ``(0, dim)``.
     """
-    results = [array((2,), jnp.uint32), *_row_results(spec, n, slot_types, gradients, facts)]
+    results = (array((2,), jnp.uint32), *_row_results(spec, n, slot_types, gradients, facts))
     operands = (version, *_operands(grads), step, initial_operand(spec, initial))
     return read("kvjax_read_step", results, *operands, **_attributes(spec, grads, slots))
 

@@ -3,6 +3,8 @@
 import functools
 import warnings
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -178,6 +180,19 @@ def test_globals_and_extra_arguments(both):
         )
 
     assert_same(*both(lambda table: steps(table, scaled(), rate=jnp.float32(0.5)), dim=4))
+
+
+@pytest.mark.parametrize("jit", few([True, False], 0), ids=["compiled", "disable_jit"])
+def test_chunks_outside_of_jit_with_an_extra_argument(jit, make):
+    """Its calls are programs by themselves then."""
+    update = lambda updates, state, params=None, *, rate, **_: (-rate * jnp.sort(updates, -1), state)  # noqa: E731
+    tx = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    table = make(dim=3)
+    with contextlib.nullcontext() if jit else jax.disable_jit():
+        for _ in range(2):
+            grads = kvjax.SparseRows(np.array([1, 2, 2]), jnp.array([[3.0, 1, 2], [4, 5, 6], [1, 1, 1]]))
+            table, _ = table.apply(tx, grads, rate=2.0)
+    assert table.lookup([1, 2]).tolist() == [[-4.0, -8.0, -12.0], [-20.0, -24.0, -28.0]]
 
 
 def test_a_number_for_all_rows_that_is_made_of_one_is_refused(make):
