@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def pytest_configure(config):
     # Programs that tests start take kvjax from where they do.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(BACKENDS.get(backend, {}))
+    if "kvjax" in sys.modules:  # by a conftest in a folder, which would get another backend than it was asked for
+        raise pytest.UsageError("kvjax was imported before it was told the backend: import it where a fixture runs")
     global jax, kvjax, tables, Elsewhere, mesh_trouble, PROCESS
     import jax
 

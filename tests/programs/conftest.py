@@ -2,14 +2,13 @@
 
 import pytest
 
-import kvjax
-from kvjax._training import apply as training
-from kvjax._training.update import lowered
-
 
 @pytest.fixture
 def both(make, monkeypatch):
     """Runs f(table) on a table that runs programs and on one that is updated in chunks."""
+    import kvjax  # which has to be told the backend first
+    from kvjax._training import apply as training
+    from kvjax._training.update import lowered
 
     def run(f, **options):
         results = []

@@ -1,9 +1,8 @@
 """Row programs: what a table does by a program is what XLA does with the same update."""
 
+import contextlib
 import functools
 import warnings
-
-import contextlib
 
 import jax
 import jax.numpy as jnp
