@@ -173,9 +173,9 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
     """Computes what a transform does to the rows of a table with `dim` columns, compared with a dense array.
 
     It reads from the transform's jaxpr whether rows depend on each other, which holds for all inputs. It measures how
-    much difference that makes, with 8 steps of random gradients on 6 rows, dense and row by row. `partition` and
-    `rowwise` only do the first, which takes milliseconds: they warn once of a transform in which rows depend on each
-    other, and refuse transforms that would be a different optimizer row by row.
+    much difference that makes, with 8 steps of random gradients on 6 rows, dense and row by row; what a schedule begins
+    later it does not see. `partition` and `rowwise` only do the first, which takes milliseconds: they warn once of a
+    transform in which rows depend on each other, and refuse transforms that would be a different optimizer row by row.
 
     Args:
       tx: an optax transform, or `rowwise(tx, count=)`.
