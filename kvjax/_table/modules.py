@@ -22,7 +22,7 @@ from kvjax._table.handle import live_version, version_leaf
 from kvjax._table.registry import Arguments, asked, check_same
 from kvjax._table.table import Table, live
 from kvjax._values.errors import BETWEEN, fail
-from kvjax._values.tracing import is_traced
+from kvjax._values.tracing import computed_now, is_rematerialized, is_traced
 from kvjax.ffi import host
 
 
@@ -32,7 +32,8 @@ class Maker(NamedTuple):
     Attributes:
       model: what all layers of the model have in common in this ``init`` and in no other, or None.
       layer: the layer, if it holds its table itself, or None.
-      part: whether `model` is only a part of the model, which a transform such as ``nn.jit`` runs by itself.
+      part: whether `model` is only a part of the model, which a transform such as ``nn.jit`` runs by itself, once it
+        is traced.
     """
 
     model: Any
@@ -48,7 +49,9 @@ def init_table(
     One that an earlier ``init`` made is made anew, unless it has never been written and is what is asked for: so two
     modules of one model share a table by its name. One that `kvjax.get_table` or a restore made is taken as it is,
     unless it has been written. While JAX traces, nobody knows whether the program will ever run: no table is made anew
-    then, and the handle is that of a table that has not been written, so that it is stale for one that has.
+    then, and the handle is that of a table that has not been written, so that it is stale for one that has. Under
+    ``nn.remat`` alone it runs at once, and Flax has it traced in each ``init``: there a table that has been written is
+    made anew.
 
     Args:
       name: of the table.
@@ -67,14 +70,21 @@ def init_table(
         of the model has made it with other ones.
     """
     known, tracing = PROCESS.spec_of(name), is_traced()
+    maker = maker._replace(part=maker.part and tracing)
     drawn = given.seed is None
     if drawn and rng is not None and not tracing:
         given = dataclasses.replace(given, seed=_seed(name, rng))
     seeded = drawn and rng is not None
     if known is None:
         return _of_its_own_seed(_make(asked(name, given, None), drawn, maker), op, seeded and tracing)
-    if not reuse and not tracing and name in PROCESS.of_modules:
-        return _make_anew(known, asked(name, given, None), drawn, maker)
+    if not reuse and name in PROCESS.of_modules:
+        if not tracing:
+            return _make_anew(known, asked(name, given, None), drawn, maker)
+        if is_rematerialized():
+            with computed_now():
+                table = _make_anew(known, asked(name, given, None), drawn, maker) if _is_written(known) else None
+            if table is not None:
+                return _of_its_own_seed(table, op, seeded)
     given = dataclasses.replace(given, seed=known.seed) if drawn else given
     spec, birth = _as_said(asked(name, given, known), said, known), PROCESS.births[name]
     if tracing and not reuse:
@@ -98,17 +108,18 @@ def _as_said(spec: TableSpec, said: Set[str], known: TableSpec) -> TableSpec:
 
 
 def _of_its_own_seed(table: Table, op: str, notice: bool) -> Table:
-    """The table, with a notice for an ``init`` that is compiled; who traces it for its shapes has no rows."""
+    """The table, with a notice for an ``init`` that runs as a program; who traces it for its shapes has no rows."""
     if not notice:
         return table
-    return table.at(
-        if_compiled(
-            table.version,
-            f"kvjax: table {table.name!r}, {op}: want an init outside of jit, where its key seeds the table, got one "
-            f"that is compiled, in which the key has no number yet; the rows begin by seed {table.spec.seed}, whatever "
-            "the key, and a live table is not made anew; give the layer a seed, or call init outside of jit",
-        )
+    text = (
+        f"kvjax: table {table.name!r}, {op}: want an init outside of jit and nn.remat, where its key seeds the table, "
+        f"got one inside, in which the key has no number yet; the rows begin by seed {table.spec.seed}, whatever the "
+        "key, and under jit a live table is not made anew; give the layer a seed, or call init outside of them"
     )
+    if is_rematerialized():  # it compiles nothing
+        _warn(text)
+        return table
+    return table.at(if_compiled(table.version, text))
 
 
 def _make(spec: TableSpec, drawn: bool, maker: Maker) -> Table:
@@ -119,16 +130,19 @@ def _make(spec: TableSpec, drawn: bool, maker: Maker) -> Table:
 
 def _made_by(drawn: bool, maker: Maker) -> OfModule:
     model, layer = (_nothing if x is None else weakref.ref(x) for x in (maker.model, maker.layer))
-    return OfModule(drawn, model, layer, traced=maker.part and is_traced())
+    return OfModule(drawn, model, layer, traced=maker.part)
 
 
 def _nothing() -> None:
     return None
 
 
+def _is_written(known: TableSpec) -> bool:
+    return int(Table(live_version(known), known).version) != PROCESS.births[known.name]
+
+
 def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, maker: Maker) -> Table:
-    table = Table(live_version(known), known)
-    written = int(table.version) != PROCESS.births[spec.name]
+    table, written = Table(live_version(known), known), _is_written(known)
     before = PROCESS.of_modules[spec.name]
     same_model = maker.model is not None and before.model() is maker.model
     if not written and before.traced and before.drawn and drawn and _same_but_for_seed(spec, known):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.extend.core import get_opaque_trace_state
+from jax.extend.core import get_opaque_trace_state, set_current_trace, take_current_trace
 
 from kvjax._values.errors import fail
 
@@ -25,6 +26,19 @@ def in_a_trace() -> bool:
 def is_traced() -> bool:
     """Whether what is computed here and now becomes part of a program, and of one that is perhaps never run."""
     return in_a_trace() and isinstance(jnp.zeros(()), Tracer)  # which starts JAX's backend
+
+
+def is_rematerialized() -> bool:
+    """Whether ``jax.checkpoint`` alone traces here, which runs what it has traced at once: no program is around it."""
+    with take_current_trace() as trace:
+        around: Any = trace
+    # Names of JAX's own. Where a version has others, this is a trace like any other.
+    while getattr(getattr(around, "frame", None), "debug_info", None) and hasattr(around, "parent_trace"):
+        if around.frame.debug_info.traced_for != "checkpoint / remat":
+            return False
+        around = around.parent_trace
+    with set_current_trace(around):
+        return around is not trace and not in_a_trace()
 
 
 @contextlib.contextmanager

@@ -81,8 +81,8 @@ class Embed(_TableModule):
       reuse: whether ``init`` keeps the rows of a live table of this name.
       initializer: see `kvjax.get_table`; by default normal with variance 1 / features.
       key_dtype: see `kvjax.get_table`.
-      seed: see `kvjax.get_table`; by default ``init`` makes it from its key and the table's name. (Under ``jit`` the
-        key has no value yet, so only the name decides.)
+      seed: see `kvjax.get_table`; by default ``init`` makes it from its key and the table's name. (Under ``jit``
+        and ``nn.remat`` the key has no value yet, so only the name decides.)
       trainable: see `kvjax.get_table`.
       checkpoint: see `kvjax.get_table`, also for the options that follow.
       capacity: rows to reserve memory for at the start.

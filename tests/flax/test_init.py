@@ -1,5 +1,6 @@
 """What a module's init makes: fresh tables, seeded by its key, and never one that has been trained."""
 
+import functools
 import gc
 
 import flax.linen as nn
@@ -167,7 +168,7 @@ def test_an_init_that_is_traced_touches_no_live_table(program):
         other = jax.eval_shape(Net(features=8).init, key, KEYS)["params"]
         assert other["embed"]["table"].dim == 8
     else:
-        with pytest.warns(UserWarning, match=r"'t', Embed: want an init outside of jit, .* table is not made anew"):
+        with pytest.warns(UserWarning, match=r"'t', Embed: want an init outside of jit .* table is not made anew"):
             stale = jax.jit(net.init)(key, KEYS)["params"]["embed"]["table"]
         with pytest.raises((ValueError, RuntimeError), match=r"stale.*init"):
             finished(stale.lookup(IDS))
@@ -188,7 +189,9 @@ def test_a_layer_whose_table_goes_to_another_is_told():
 
 @LAYERS
 def test_an_init_under_jit_says_that_its_key_seeds_nothing(init):
-    with pytest.warns(UserWarning, match=r"'t', Embed: want an init outside of jit, where its key seeds") as said:
+    with pytest.warns(
+        UserWarning, match=r"'t', Embed: want an init outside of jit and nn.remat, where its key seeds"
+    ) as said:
         table = jax.jit(init)()
     assert len(said) == 1 and said[0].filename == __file__ and len(trained(table)) == 6
     kvjax.drop_table("t")
@@ -292,6 +295,57 @@ def test_a_layer_under_jit_decides_the_seed_and_says_so():
     kvjax.drop_table("t")
     towers(nn.jit, lambda m: m, seed=5).init(jax.random.key(0), KEYS)  # no warning: the seed is said
     assert kvjax.tables()["t"].spec.seed == 5
+
+
+class Rematted(nn.Module):
+    @nn.remat
+    @nn.compact
+    def __call__(self, keys):
+        return kvjax.flax.Embed("t", 4)(keys)
+
+
+@pytest.mark.filterwarnings("ignore:.*want an init outside of jit")
+@pytest.mark.parametrize(
+    "net",
+    few([nn.remat(Net)(), Rematted(), nn.remat(nn.remat(Net))(), towers(nn.remat, lambda m: m),
+         towers(lambda m: m, nn.remat), towers(nn.remat, nn.jit)], 0, 3),
+    ids=["class", "method", "nested", "first", "second", "jit"],
+)  # fmt: skip
+def test_a_second_experiment_under_remat_starts_anew(net):
+    """JAX traces it, and runs it at once."""
+    tables = []
+    for _ in range(2):
+        params = net.init(jax.random.key(0), KEYS)["params"]
+        assert len(kvjax.tables()["t"]) == 0
+        updates, _ = TX.update(
+            jax.jit(kvjax.grad(lambda p: jnp.sum(net.apply({"params": p}, KEYS))))(params), TX.init(params), params
+        )
+        tables += kvjax.orbax.split(optax.apply_updates(params, updates))[1].values()
+        assert len(tables[-1]) == 6
+        if len(tables) == 1:
+            with pytest.warns(UserWarning, match="made anew, without the 6 rows"):
+                net.init(jax.random.key(0), KEYS)
+    first, second = tables
+    assert first.spec == second.spec
+    with pytest.raises((ValueError, RuntimeError), match="stale"):
+        finished(first.lookup(IDS))
+
+
+def test_an_init_under_remat_says_that_its_key_seeds_nothing():
+    with pytest.warns(UserWarning, match="want an init outside of jit and nn.remat, where its key seeds"):
+        Rematted().init(jax.random.key(0), KEYS)
+    kvjax.drop_table("t")
+    nn.remat(Net)(seed=3).init(jax.random.key(0), KEYS)  # which says nothing
+
+
+@pytest.mark.filterwarnings("ignore:.*want an init outside of jit")
+@pytest.mark.parametrize("program", ["eval_shape", "jit"])
+def test_remat_in_a_program_touches_no_live_table(program):
+    table = trained(linen())
+    init = nn.remat(Net)().init
+    traced = {"jit": jax.jit(init).lower, "eval_shape": functools.partial(jax.eval_shape, init)}[program]
+    traced(jax.random.key(0), KEYS)
+    assert len(table) == 6 and int(table.refresh().version) == int(table.version)
 
 
 def test_shapes_alone_do_not_decide_the_seed():
