@@ -13,7 +13,9 @@ from jax.extend import core as jex
 def evaluate(eqn: Any, args: Sequence[Any], debug_info: Any) -> list[Any]:
     """The results of an equation for values of its operands, literals included. debug_info: of its jaxpr."""
     values = {v: x for v, x in zip(eqn.invars, args, strict=True) if not isinstance(v, jex.Literal)}
-    alone = jex.Jaxpr((), list(values), eqn.outvars, [eqn], debug_info=debug_info)
+    # JAX wants a name for each operand and result where jax_enable_checks is on.
+    named = debug_info._replace(arg_names=("",) * len(values), result_paths=("",) * len(eqn.outvars))
+    alone = jex.Jaxpr((), list(values), eqn.outvars, [eqn], debug_info=named)
     return eval_jaxpr(alone, (), *values.values())
 
 

@@ -53,6 +53,16 @@ def test_every_row_touched(name, kind):
     )
 
 
+def test_a_schedule_where_jax_checks_itself():
+    """A schedule's arithmetic is evaluated by jaxprs of kvjax's, of which JAX then counts the names."""
+    grads = kvjax.SparseRows(kvjax.keys([1, 2]), jnp.ones((2, 3)))
+    with jax.enable_checks(True):
+        tx = optax.sgd(optax.linear_schedule(0.5, 0.0, 7))
+        state = kvjax.optax.rowwise(tx).init(3)
+        table, _ = kvjax.get_table("t", dim=3, initializer=1.0).apply(tx, grads, state)
+    np.testing.assert_allclose(table.lookup([1, 2]), 0.5)
+
+
 @pytest.mark.parametrize("x64", few([False, True], 1), indirect=True)
 @pytest.mark.parametrize("name", few(["sgd", "adagrad"], "adagrad"))
 def test_rows_touched_now_and_then(name, x64):
