@@ -20,6 +20,7 @@ from kvjax._keys.shapes import shape_of
 from kvjax._keys.words import integers_of, words_of
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike, HasArray
+from kvjax._values.errors import fail
 from kvjax._values.integers import as_bits, salt_of
 from kvjax._values.key_width import holds, is_narrow, narrow_error, x64_enabled
 
@@ -30,7 +31,8 @@ class Keys:
 
     `kvjax.keys` makes them. `Keys` is a pytree with one leaf, ``words``: ``(..., 2)`` uint32, the low word first. A key
     is 64 bits, so -1 as int64 and 2**64 - 1 as uint64 are the same key. ``==`` and ``!=`` compare key by key,
-    ``np.asarray(keys)`` returns int64, and a conversion that would cut keys to fewer bits is a TypeError.
+    ``np.asarray(keys)`` returns int64 that is read-only, ``np.array(keys)`` a copy, and a conversion that would cut
+    keys to fewer bits is a TypeError.
 
     Attributes:
       words: ``(..., 2)`` uint32, a NumPy array until a program takes it. `kvjax.keys` runs nothing in JAX, so the
@@ -295,7 +297,8 @@ class Keys:
         return Keys(salted(self.words, words), has_salt=True, counts=self.counts)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        words = np.ascontiguousarray(np.asarray(self.words))
+        given = np.asarray(self.words)
+        words = np.ascontiguousarray(given)
         if words.dtype == jax.dtypes.float0:  # of a derivative with respect to keys, which is nothing
             if dtype is None or np.dtype(dtype) == words.dtype:
                 return np.zeros(self.shape, words.dtype)
@@ -303,9 +306,15 @@ class Keys:
                 f"kvjax: Keys: want keys, got a derivative with respect to keys, which is nothing (float0), for "
                 f"{np.dtype(dtype)}; leave it out: differentiate with respect to other arguments"
             )
-        array = words.view(np.int64).reshape(self.shape)
-        if dtype is None or np.dtype(dtype) == np.int64:
-            return array
+        array, same = words.view(np.int64).reshape(self.shape), dtype is None or np.dtype(dtype) == np.int64
+        if copy is False and not (same and given.flags.c_contiguous):
+            raise fail(
+                ValueError, None, "Keys", "int64 of contiguous keys where copy=False", f"{dtype or array.dtype} that "
+                "needs a copy", "leave copy out",
+            )  # fmt: skip
+        if same:
+            array.flags.writeable = False  # as of JAX's arrays: these are the keys' own words
+            return array.copy() if copy else array
         with np.errstate(invalid="ignore"):  # numbers that are none of int64 are found below
             cast = array.astype(dtype)
             exact = (cast.astype(np.int64) == array).all()

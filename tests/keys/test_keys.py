@@ -380,6 +380,22 @@ def test_what_arrays_have(where):
         int(keys)
 
 
+@pytest.mark.parametrize("where", ["numpy", "jax"])
+def test_arrays_of_keys_change_no_keys(where):
+    """NumPy's copy= is followed, and what shares the keys' memory is read-only."""
+    keys = kvjax.keys([5, 2**40])
+    keys = keys if where == "numpy" else jax.jit(lambda k: k)(keys)
+    for array in (np.asarray(keys), np.asarray(keys, copy=False), np.asarray(keys[1]), np.asarray(keys, np.int64)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 1
+    for copy in (np.array(keys), np.asarray(keys, copy=True), np.array(keys, np.uint64)):
+        copy[:] = 1
+    assert keys.tolist() == [5, 2**40]
+    for part, dtype in ((keys, np.uint64), (kvjax.keys([[1, 2], [3, 4]])[:, 0], None)):
+        with pytest.raises(ValueError, match=r"^kvjax: Keys: want int64 of contiguous keys where copy=False, got"):
+            np.asarray(part, dtype, copy=False)
+
+
 def test_sequences_of_keys_are_stacked():
     """Exactly, of one key and of many, also among ids and in programs."""
     keys = kvjax.keys(AWKWARD)
