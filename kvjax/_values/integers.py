@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kvjax._values.errors import fail
+
 
 def check_no_mask(ids: Any, where: str) -> None:
     """Raises a TypeError for an array of NumPy's that masks some of its elements."""
@@ -64,8 +66,6 @@ def as_array(items: Any, where: str) -> np.ndarray:
 
 def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
     """Python's integers as uint64, of which NumPy makes something else if some are below 0 and some above 2**63 - 1."""
-    want, got = "integers of at most 64 bits", str(array.dtype)
-    mend = "hash strings and other values with kvjax.hash_keys"
     objects = array if isinstance(ids, np.ndarray) else np.array(ids, object)
     if objects.dtype == object:
         integers = [isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in objects.flat]
@@ -73,14 +73,31 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
         wide = [x for x, is_integer in zip(objects.flat, integers, strict=True) if is_integer and not _fits(x)]
         if not others and not wide:
             return _bits_of([int(x) for x in objects.flat], where).reshape(objects.shape)
-        got = f"{type(others[0]).__name__} {others[0]!r} among them" if others else f"{wide[0]}, which has more"
-        if others and isinstance(others[0], (float, bool, np.floating, np.bool_, type(None))):
-            mend = "cast them by np.asarray(ids, np.int64)"
-    elif array.dtype.kind in "fb":  # of a data frame's column with missing ids, for instance
+        # What is missing explains floats, which NumPy and pandas make of integers beside it; and text explains both.
+        first: Any = min(others, key=lambda x: 1 if _is_missing(x) else 2 * _is_real(x)) if others else ""
+        got = f"a missing id ({first!r})" if _is_missing(first) else f"{type(first).__name__} {first!r}"
+        got = f"{got} among them" if others else f"{wide[0]}, which has more"
+    else:
+        first, missing = array.dtype.type(), array.dtype.kind == "f" and np.isnan(array).any()
+        got = f"{array.dtype} with missing ids (nan)" if missing else str(array.dtype)
+    mend = "hash strings and other values with kvjax.hash_keys, and give missing ids a number that is padding (pad_id=)"
+    if isinstance(first, (bool, np.bool_)):
         mend = "cast them by np.asarray(ids, np.int64)"
-    raise TypeError(
-        f"kvjax: {where}: want {want}, got {got}; {mend}, and give missing ids a number that is padding (pad_id=)"
-    )
+    elif _is_missing(first) or _is_real(first):
+        mend = (
+            "read ids as integers (a column of pandas as Int64), and fill or drop missing ones: float64 is exact only "
+            "up to 2**53, so a cast would give other ids, and make a key of NaN"
+        )
+    raise fail(TypeError, None, where, "integers of at most 64 bits", got, mend)
+
+
+def _is_real(x: object) -> bool:
+    return isinstance(x, (float, np.floating))
+
+
+def _is_missing(x: Any) -> bool:
+    """Whether it is what Python, NumPy and pandas write where there is no value."""
+    return x is None or type(x).__name__ in ("NAType", "NaTType") or (_is_real(x) and x != x)
 
 
 def _bits_of(integers: list[int], where: str) -> np.ndarray:
