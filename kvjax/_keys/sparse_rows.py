@@ -26,7 +26,7 @@ class SparseRows:
 
     Attributes:
       keys: `Keys` of shape ``(...)``; keys may repeat unless the gradient is merged.
-      rows: ``(..., dim)`` float32.
+      rows: ``(..., dim)`` float32, or another dtype of floats that it was made of.
       counts: ``(...)`` int32, how often each key occurred; 0 marks padding, whose row is ignored. A step counts one
         key 2**31 - 1 times at most.
       canary: a leaf of a dtype that no arithmetic accepts. So a norm, a sum or a scale over the whole gradient is an
@@ -39,7 +39,7 @@ class SparseRows:
 
     Args:
       keys: `Keys` or integers ``(...)``.
-      rows: ``(..., dim)``.
+      rows: ``(..., dim)`` real numbers; integers and bools become float32.
       counts: ``(...)`` int32; by default those of the gradient whose keys these are, and 1 for other keys.
 
     Raises:
@@ -69,7 +69,7 @@ class SparseRows:
         else:
             self.counts = jnp.ones(keys.shape, jnp.int32)
         self.keys = Keys(jnp.asarray(keys.words), keys.narrow)
-        self.rows = array_of(rows, None, "SparseRows", "rows of real numbers")
+        self.rows = _as_rows(array_of(rows, None, "SparseRows", "rows of real numbers"))
         check_fit(self, None, "SparseRows")
         self.canary = opaque_canary(jnp.uint32(_CANARY))
         self.merged = False
@@ -165,10 +165,16 @@ def _taken(name: str, value: Any) -> Any:
             keys = as_keys(value, "SparseRows.replace")
             return Keys(jnp.asarray(keys.words), keys.narrow)
         if name == "rows":
-            return uncut(value)
+            return _as_rows(uncut(value))
         if name == "counts" and getattr(value, "dtype", None) != jnp.int32:
             return _as_counts(value)
     return value
+
+
+def _as_rows(rows: Any) -> Any:
+    """Rows in which a norm, a scale or a clip does not round: of integers and bools float32."""
+    whole = jnp.issubdtype(rows.dtype, jnp.integer) or rows.dtype == jnp.bool_
+    return rows.astype(jnp.float32) if whole else rows
 
 
 def _as_counts(counts: ArrayLike) -> jax.Array:

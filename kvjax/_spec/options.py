@@ -108,7 +108,10 @@ def _initializer(request: Request, initializer: Any) -> Any:
 
 def _seed(request: Request, seed: Any) -> int:
     fits = seed is None or (is_integer(seed) and -(2**63) <= seed < 2**64)
-    request.want(fits, "a seed of at most 64 bits", seed)
+    mend = (
+        "see kvjax.get_table" if is_integer(seed) else "give an int, of a key of JAX's the number that it was made of"
+    )
+    request.want(fits, "an integer seed of at most 64 bits", seed, mend)
     return (int(host.hash_strings([request.name.encode()], 0)[0]) if seed is None else int(seed)) % 2**64
 
 

@@ -110,6 +110,17 @@ def test_rows_are_real_numbers(make):
             use()
 
 
+@pytest.mark.parametrize("dtype", few([np.int32, np.uint8, np.int64, bool], 0))
+def test_rows_of_integers_are_floats(make, dtype):
+    """In integers a clip would round its norm, and its scale to 0."""
+    rows = np.array([[0, 1], [1, 1]], dtype)
+    for grads in (kvjax.SparseRows([7, 9], rows), kvjax.SparseRows([7, 9], np.zeros((2, 2))).replace(rows=rows)):
+        assert grads.rows.dtype == jnp.float32
+        clipped, _ = kvjax.optax.joint(optax.clip_by_global_norm(1.0)).update({"t": grads}, optax.EmptyState())
+        np.testing.assert_allclose(kvjax.optax.global_norm(clipped), 1.0, rtol=1e-6)
+    assert kvjax.SparseRows([7, 9], jnp.asarray(rows, jnp.bfloat16)).rows.dtype == jnp.bfloat16
+
+
 def test_replace_takes_what_the_constructor_takes_and_anything_that_is_no_array():
     grads = kvjax.merge(kvjax.SparseRows(np.array([7, 9]), jnp.ones((2, 4))))
     new = grads.replace(keys=np.array([5, 2**40, 5]), rows=[[1.0], [2.0], [3.0]], counts=[1, 1, 2])

@@ -21,7 +21,7 @@ Host, Hybrid, Mmap = kvjax.storage.Host, kvjax.storage.Hybrid, kvjax.storage.Mma
         ({"dim": 2.5}, r"dim in 1\.\."),
         ({"dim": 2**62}, r"dim in 1\.\."),
         ({"dim": True}, r"dim in 1\.\."),
-        ({"dim": 2, "seed": 1.5}, "a seed of at most 64 bits"),
+        ({"dim": 2, "seed": 1.5}, "an integer seed of at most 64 bits"),
         ({"dim": 2, "initializer": float("nan")}, "finite"),
         ({"initializer": 9.0}, "dim= beside"),
         ({"dim": 2, "dtype": "int8"}, "dtype in"),
@@ -45,11 +45,13 @@ def test_bad_specs(options, message):
         ({"dtype": "int8"}, "quantise='int8' of exports and of FrozenTable.write"),
         ({"dtype": "float64"}, "choose one"),
         ({"key_dtype": "str"}, "strings become keys by kvjax.hash_keys"),
+        ({"seed": jax.random.key(0)}, "give an int, of a key of JAX's the number that it was made of"),
+        ({"seed": 2**64}, "see kvjax.get_table"),
         ({"on_full": "evit"}, "did you mean 'evict'. choose one"),
     ],
 )
 def test_bad_options_say_the_mend(options, mend):
-    with pytest.raises((TypeError, ValueError), match=f"table 'bad', get_table: want .*, got .*; .*{mend}$"):
+    with pytest.raises((TypeError, ValueError), match=f"(?s)table 'bad', get_table: want .*, got .*; .*{mend}$"):
         kvjax.get_table("bad", **{"dim": 2} | options)
 
 
