@@ -89,7 +89,7 @@ def init_table(
     spec, birth = _as_said(asked(name, given, known), said, known), PROCESS.births[name]
     if tracing and not reuse:
         table = Table(version_leaf(spec, birth if spec == known else (birth - 1) % 2**32), spec)
-        return _of_its_own_seed(table, op, seeded)
+        return _of_its_own_seed(table, op, seeded and name in PROCESS.of_modules)  # a key seeds no others
     check_same(spec, known)
     table = live(spec)
     if not reuse and int(table.version) != birth:

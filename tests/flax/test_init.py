@@ -338,6 +338,12 @@ def test_an_init_under_remat_says_that_its_key_seeds_nothing():
     nn.remat(Net)(seed=3).init(jax.random.key(0), KEYS)  # which says nothing
 
 
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint])
+def test_no_key_would_seed_a_table_made_by_hand(wrap):
+    kvjax.get_table("t", dim=4, initializer=kvjax.initializers.normal(0.5))
+    wrap(Net().init)(jax.random.key(0), KEYS)  # which says nothing
+
+
 @pytest.mark.filterwarnings("ignore:.*want an init outside of jit")
 @pytest.mark.parametrize("program", ["eval_shape", "jit"])
 def test_remat_in_a_program_touches_no_live_table(program):
