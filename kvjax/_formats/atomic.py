@@ -288,10 +288,15 @@ class NewInStore:
         (self.path / UNFINISHED).remove()
 
     def discard(self) -> None:
-        """Removes what this process has written, and nothing else that is there; its mark goes last."""
-        for path in reversed(self._written):
-            with contextlib.suppress(OSError):  # of a store that cannot be reached, which is what the save has met
-                path.remove()
+        """Removes what this process has written, the last first, and nothing else that is there.
+
+        It ends with the first file that stays, as of a store that cannot be reached, which is what the save has met. So
+        there is always a whole checkpoint, or one with a mark and without a manifest, which readers pass over.
+        """
+        with contextlib.suppress(OSError):
+            for path in reversed(self._written):
+                with contextlib.suppress(FileNotFoundError):  # of one whose writing has failed
+                    path.remove()
 
 
 UNFINISHED = ".kvjax-new"

@@ -92,6 +92,29 @@ def test_a_save_that_fails_leaves_nothing(store, table, writes):
     assert verify(f"{ROOT}/2").ok
 
 
+@pytest.mark.parametrize("kept", ["kvjax.json", "{}/kvjax.json"])
+def test_a_save_that_fails_and_cannot_remove_all_leaves_nothing_damaged(store, table, monkeypatch, kept):
+    """Either the new checkpoint is whole, or it is passed over: a manifest without its files would be damage."""
+    save(f"{ROOT}/1", [table])
+    whole, kept = table.remove(np.array([5])), f"/bucket/run/2/{kept.format(table.name)}"
+
+    def fault(what, path):
+        if what == "remove" and path == kept:
+            raise ConnectionError("the store is gone")
+
+    def fail(_):
+        raise KeyboardInterrupt
+
+    store.fault = fault
+    monkeypatch.setattr("kvjax._formats.atomic.NewInStore.install", fail)
+    with pytest.raises(KeyboardInterrupt):
+        save(f"{ROOT}/2", [whole])
+    store.fault = None
+    assert kept in store.store
+    rows = 39 if kept == "/bucket/run/2/kvjax.json" else 40
+    assert len(restore(ROOT, {table.name: "back"})[table.name]) == rows
+
+
 def test_a_save_that_was_killed_is_passed_over(store, table):
     save(f"{ROOT}/1", [table])
     save(f"{ROOT}/2", [table])
