@@ -42,6 +42,15 @@ def store_path(url: str, scheme: str, rest: str, op: str) -> StorePath:
     return StorePath(files, scheme.lower(), path)
 
 
+def _is_refusal(error: Exception) -> bool:
+    """Whether a store has said that the credentials do not allow this, as the packages for S3, Azure and Google do."""
+    return (
+        isinstance(error, PermissionError)
+        or getattr(error, "status_code", None) == 403
+        or str(error).startswith("Forbidden")
+    )
+
+
 _STAMPS = ("ETag", "etag", "generation", "LastModified", "last_modified", "mtime", "created")
 """By what names packages of stores say which of two files of one path it is."""
 
@@ -170,13 +179,17 @@ class StorePath:
         Args:
           what: is done in the body, "read".
           missing: the error that goes through as it is: that nothing is there; () for none.
+
+        Raises:
+          PermissionError: the store does not allow that.
+          OSError: anything else.
         """
         try:
             yield
         except missing:
             raise
         except Exception as error:
-            raise OSError(
+            raise (PermissionError if _is_refusal(error) else OSError)(
                 f"kvjax: want to {what} {self}, got {type(error).__name__} from the store: {error}; see whether it can "
                 "be reached, the bucket is there and the credentials allow that"
             ) from error
@@ -189,9 +202,12 @@ class StorePath:
         return self._listed("directory")
 
     def _listed(self, *types: str) -> list[StorePath]:
-        """What is in this folder, by name."""
-        with self._asked("list"):
-            found = self._files.ls(str(self), detail=True)
+        """What is in this folder, by name; nothing, if there is no such folder."""
+        try:
+            with self._asked("list"):
+                found = self._files.ls(str(self), detail=True)
+        except FileNotFoundError:
+            return []
         inside = [self._at(PurePosixPath(str(entry["name"]).strip("/"))) for entry in found if entry["type"] in types]
         # A store may list a folder in itself, as an empty file or as a folder.
         return sorted({path for path in inside if path != self})
@@ -199,8 +215,6 @@ class StorePath:
     def glob(self, pattern: str) -> Iterator[StorePath]:
         """The paths below this one that match a pattern, of which each "*" is for a part of a name."""
         first, _, rest = pattern.partition("/")
-        if not self.is_dir():
-            return
         for path in self.iterdir():
             if not fnmatchcase(path.name, first):
                 continue

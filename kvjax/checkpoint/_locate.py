@@ -158,9 +158,10 @@ def _below(path: AnyPath) -> list[AnyPath]:
 
 def _folders(path: AnyPath) -> list[AnyPath]:
     """But for those that are on their way to their place or from it."""
-    if not path.is_dir():
-        return []
-    inside = [child for child in path.iterdir() if child.is_dir()] if isinstance(path, Path) else path.folders()
+    if isinstance(path, Path):
+        inside = [child for child in path.iterdir() if child.is_dir()] if path.is_dir() else []
+    else:  # whose credentials may be for what is in it, and not for a file of its name
+        inside = path.folders()
     named = (child for child in inside if not child.name.startswith(".") and UNDER_WAY not in child.name)
     return _those(sorted(named, key=str), lambda child: not _is_under_way(child))
 

@@ -11,7 +11,7 @@ from kvjax._formats.atomic import NewFolder, NewInStore, new_folder, saying
 from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._built_on import built_on, listed
 from kvjax.checkpoint._catalog import write_manifest
-from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain import Chain, has_manifest
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._format import META, POOL, CheckpointError
 from kvjax.checkpoint._locate import is_checkpoint, is_table_folder, is_unfinished
@@ -131,12 +131,13 @@ _SHARD = re.compile(r"shard-\d+-of-\d+(\.json)?")
 
 
 def check_outside(target: AnyPath, op: str) -> None:
-    """Whether a place is in no checkpoint, which a new file or folder would change.
+    """Whether a place is in no checkpoint, which a new file or folder would change, as far as this process may look:
+    credentials may be limited to what begins with a path.
 
     Raises:
       CheckpointError: it is in one.
     """
-    around = next((folder for folder in target.parents if (folder / META).is_file()), None)
+    around = next((folder for folder in target.parents if has_manifest(folder)), None)
     if around is not None:
         raise CheckpointError(
             f"kvjax: {op}: want a place outside of checkpoints, got {target}, which is in {around}; give another path"

@@ -321,6 +321,38 @@ def test_a_store_that_cannot_be_reached(store, table, monkeypatch):
             call()
 
 
+class Refused(Exception):
+    status_code = 403
+
+
+@pytest.mark.parametrize("error", [PermissionError("Forbidden"), OSError("Forbidden: bucket"), Refused("no")])
+def test_credentials_for_what_begins_with_a_path(store, table, tmp_path, error):
+    """What is around that cannot be shown to be a checkpoint; what is in it has to be readable."""
+    save(f"{ROOT}/0", [table], cursor="c")
+    hidden = [f"{ROOT}/other", "gs://bucket/more/0"]
+    for place in hidden:
+        save(place, [table])
+
+    def fault(what, path):
+        if not f"{path}/".startswith("/bucket/run/") or path.startswith("/bucket/run/other/"):
+            raise error
+        if path == "/bucket/run" and what != "list":
+            raise error
+
+    store.fault = fault
+    table = table.remove(np.array([5]))
+    save(f"{ROOT}/1", [table], since="c")
+    assert len(restore(f"{ROOT}/1", {table.name: "back"})[table.name]) == 39
+    prune(f"{ROOT}/1", f"{ROOT}/few/2", kvjax.Prune(top_k=3))
+    assert len(restore(f"{ROOT}/few", {table.name: "few"})[table.name]) == 3 and verify(f"{ROOT}/1").ok
+    kvjax.convert.export_checkpoint(f"{ROOT}/1", f"{ROOT}/x.npz")
+    for place in hidden:
+        with pytest.raises(PermissionError, match=rf"want to look for {place}.*the credentials allow that"):
+            restore(place)
+    with pytest.raises(PermissionError, match="want to look for gs://bucket/more/1"):
+        save("gs://bucket/more/1", [table])
+
+
 def test_a_store_without_its_package(table, monkeypatch):
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(
