@@ -16,7 +16,7 @@ from kvjax._values.exported import ROW_COLUMNS
 from kvjax._values.prune import norms_of
 from kvjax._values.snapshot import concat, take
 from kvjax.checkpoint._fields import check_meta
-from kvjax.checkpoint._files import MOST_JSON, files_below, read, read_json, size_of
+from kvjax.checkpoint._files import files_below, json_at, size_of
 from kvjax.checkpoint._format import (
     FORMAT,
     META,
@@ -167,7 +167,7 @@ def _said(path: AnyPath) -> dict[str, Any]:
       FileError: it is none.
     """
     try:
-        said = read_json(read(path, MOST_JSON))
+        said = json_at(path)
         if isinstance(said, dict):
             return said
         raise Damaged("want fields, got none")

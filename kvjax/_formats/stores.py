@@ -225,18 +225,29 @@ class StorePath:
             elif (path / rest).exists():
                 yield path / rest
 
-    def below(self) -> Iterator[StorePath]:
-        """All files in this folder and in those below it."""
+    def below(self) -> dict[StorePath, int]:
+        """The sizes of all files in this folder and in those below it."""
         with self._asked("list"):
-            found = self._files.find(str(self))
-        for path in found:
-            yield self._at(PurePosixPath(str(path).strip("/")))
+            found = cast("dict[str, Any]", self._files.find(str(self), detail=True))
+        return {self._at(PurePosixPath(str(path).strip("/"))): int(entry["size"]) for path, entry in found.items()}
 
     # ---- bytes -----------------------------------------------------------------------------------------------
 
-    def read_bytes(self) -> bytes:
-        with self._asked("read"):
-            return cast("bytes", self._files.cat_file(str(self)))
+    def read_at_most(self, most: int) -> bytes:
+        """The first bytes of the file, at most so many; in one request, which needs not know the size.
+
+        Raises:
+          FileNotFoundError: there is none.
+        """
+        try:
+            with self._asked("read"):
+                return cast("bytes", self._files.cat_file(str(self), end=most))
+        except PermissionError:
+            raise
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or self.size() > 0:
+                raise
+            return b""  # of which stores have no first byte
 
     def write_bytes(self, data: bytes) -> None:
         """Writes the file, which is there as a whole or not at all."""
@@ -254,7 +265,7 @@ class StorePath:
             with self._asked("write", FileExistsError):
                 self._files.pipe_file(str(self), data, mode="create")
         except FileExistsError:
-            if self.read_bytes() != data:  # else it is this one, and the store's answer was lost once
+            if self.read_at_most(len(data) + 1) != data:  # else it is this one, and the store's answer was lost once
                 raise
         self._note()
 

@@ -14,7 +14,7 @@ from kvjax.checkpoint._direct import aligned, give_back
 from kvjax.checkpoint._files import FileEntry, Files
 from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows
 from kvjax.checkpoint._pace import Spent
-from kvjax.checkpoint._threads import NUM_THREADS, THREADS
+from kvjax.checkpoint._threads import THREADS
 
 ZARR = "zarr.json"
 
@@ -161,12 +161,8 @@ def check_sizes(files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[in
       Damaged: one is not.
     """
     n, size = chunk_rows(dtype, shape), row_bytes((dtype, shape[1:]))
-    chunks = range(-(-shape[0] // n) if size else 0)
-    for first in chunks[::NUM_THREADS]:  # side by side, as a store takes its time for each; a forged shape has many
-        some = chunks[first : first + NUM_THREADS]
-        asked = [THREADS.submit(files.check_size, f"{folder}/{chunk_path(i, shape)}", n * size) for i in some]
-        for one in asked:
-            one.result()
+    for i in range(-(-shape[0] // n) if size else 0):
+        files.check_size(f"{folder}/{chunk_path(i, shape)}", n * size)
 
 
 def _read_part(

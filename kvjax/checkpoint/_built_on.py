@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._chain import Chain, beside, has_manifest
-from kvjax.checkpoint._files import MOST_JSON, is_same, read, read_json
+from kvjax.checkpoint._files import is_same, json_at
 from kvjax.checkpoint._format import META, Damaged
 from kvjax.checkpoint._locate import UNDER_WAY
 
@@ -70,7 +70,7 @@ def _bases_of(checkpoint: AnyPath) -> set[str]:
     found = set[str]()
     for path in checkpoint.glob(f"*/{META}"):
         try:
-            match read_json(read(path, MOST_JSON)):
+            match json_at(path):
                 case {"delta": {"since": str(digest)}}:
                     found.add(digest)
                 case _:

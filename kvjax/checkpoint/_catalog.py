@@ -13,7 +13,7 @@ from kvjax._formats.atomic import flush
 from kvjax._formats.paths import AnyPath
 from kvjax._values.numbers import is_integer
 from kvjax.checkpoint._fields import check_meta
-from kvjax.checkpoint._files import MOST_JSON, Files, read, read_json, write_text
+from kvjax.checkpoint._files import MOST_JSON, Files, json_at, read, read_again, read_json, write_text
 from kvjax.checkpoint._format import (
     FORMAT,
     MANIFEST,
@@ -22,6 +22,7 @@ from kvjax.checkpoint._format import (
     UNLISTED,
     CheckpointError,
     Damaged,
+    Missing,
     digest,
     entry_of,
     manifest_tables,
@@ -50,7 +51,7 @@ def write_manifest(directory: AnyPath, stands_for: Sequence[str] = (), saved_at:
     tables: dict[str, Any] = {}
     for folder in sorted(path.parent for path in directory.glob(f"*/{META}")):
         try:
-            meta = read_json(read(folder / META, MOST_JSON))
+            meta = json_at(folder / META)
             n = meta["num_shards"]
             lists = [read(folder / shard_list(i, n), MOST_JSON) for i in range(n)]
         except Damaged as error:
@@ -137,7 +138,7 @@ class Catalog:
         """The digest, and that of a checkpoint which this one stands for."""
         try:
             return () if self._manifest is None else self._manifest[0]
-        except CheckpointError:
+        except (CheckpointError, PermissionError):  # what is beside a checkpoint may be of others
             return ()
 
     def replaced(self) -> bool:
@@ -156,7 +157,9 @@ class Catalog:
     @functools.cached_property
     def _manifest(self) -> tuple[tuple[str, ...], dict[str, list[tuple[int, str]]]] | None:
         try:
-            return self._read_manifest() if (self.directory / META).exists() else None
+            return read_again(self.directory, self._read_manifest)
+        except Missing:
+            return None
         except Damaged as error:
             raise CheckpointError(f"kvjax: {self.op}: {error}, in {self.directory / META}; {_DAMAGED}") from error
 

@@ -138,9 +138,9 @@ class Chain:
         )
         for group in groups:  # each is looked for once those before it have not been enough
             for path in group():
-                if path not in seen and has_manifest(path):
+                if path not in seen:
                     seen.add(path)
-                    yield Catalog(path, self.catalog.op)
+                    yield Catalog(path, self.catalog.op)  # without digests, where there is no checkpoint
 
 
 def beside(here: AnyPath) -> tuple[Callable[[], Iterable[AnyPath]], ...]:

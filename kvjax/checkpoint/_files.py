@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import stat
@@ -15,7 +16,7 @@ import numpy as np
 from kvjax._formats.atomic import saying, written
 from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._direct import write_all
-from kvjax.checkpoint._format import Damaged, digest
+from kvjax.checkpoint._format import Damaged, Missing, digest
 
 if TYPE_CHECKING:
     from kvjax._formats.stores import StorePath
@@ -70,7 +71,8 @@ def read(path: AnyPath, most: int) -> bytes:
     """The bytes of a regular file.
 
     Raises:
-      Damaged: there is none, it is something else, or has more than `most` bytes.
+      Missing: there is none.
+      Damaged: it is something else, or has more than `most` bytes.
       OSError: it cannot be read now: this process may not, or has too many files open.
     """
     if not isinstance(path, Path):
@@ -126,23 +128,33 @@ def is_same(one: AnyPath, other: AnyPath) -> bool:
     return one == other
 
 
-def _fetched(path: StorePath, most: int, size: int | None = None) -> bytes:
-    """The bytes of a file of a store; as `read`. Its size is asked for where it is not known."""
-    size = _stored(path, path.size) if size is None else size
-    if size > most:
-        raise Damaged(f"want {path} as a file of at most {most} bytes, got {size} bytes")
-    return _stored(path, path.read_bytes)
+def _fetched(path: StorePath, most: int) -> bytes:
+    """The bytes of a file of a store; as `read`. One that is longer than that is not read to its end."""
+    try:
+        data = path.read_at_most(most + 1)
+    except FileNotFoundError as error:
+        raise Missing(f"want the file {path}, got none") from error
+    if len(data) > most:
+        raise Damaged(f"want {path} as a file of at most {most} bytes, got more")
+    return data
 
 
-def _stored(path: StorePath, ask: Callable[[], T]) -> T:
+def read_again(path: AnyPath, ask: Callable[[], T]) -> T:
+    """What ask() reads at a path. Of a store it asks once more before it says that something is damaged: that may have
+    happened on the way, and the store has it whole."""
     try:
         return ask()
-    except FileNotFoundError as error:
-        raise Damaged(f"want the file {path}, got none") from error
+    except Missing:
+        raise
+    except Damaged:
+        if isinstance(path, Path):
+            raise
+    return ask()
 
 
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG)
-"""What the system says where there is no such file, or something else."""
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_ANOTHER = (errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG)
+"""What the system says where there is no such file, and where there is something else."""
 
 
 def _opened(path: Path, most: int) -> tuple[int, int]:
@@ -151,10 +163,11 @@ def _opened(path: Path, most: int) -> tuple[int, int]:
         # Opening a FIFO would wait for who writes it.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno not in _MISSING:  # nothing is known of the file
+        if error.errno not in _MISSING + _ANOTHER:  # nothing is known of the file
             with saying("read", path, reads=True):
                 raise
-        raise Damaged(f"want the file {path}, got {error.strerror or error}") from error
+        kind = Missing if error.errno in _MISSING else Damaged
+        raise kind(f"want the file {path}, got {error.strerror or error}") from error
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size > most:
         os.close(fd)
@@ -175,6 +188,17 @@ def read_json(data: bytes) -> Any:
         raise Damaged(f"want JSON, got {type(error).__name__}: {str(error)[:100]}") from error
 
 
+def json_at(path: AnyPath) -> Any:
+    """What the JSON file at a path says.
+
+    Raises:
+      Missing: there is none.
+      Damaged: it is something else.
+      OSError: as `read`.
+    """
+    return read_again(path, lambda: read_json(read(path, MOST_JSON)))
+
+
 class Files:
     """The files below a folder, each of which is read if it is as it was listed, or if nothing was.
 
@@ -185,7 +209,6 @@ class Files:
 
     def __init__(self, folder: AnyPath, entries: List | None) -> None:
         self.folder, self.entries = folder, entries
-        self._sizes: dict[str, int] = {}  # of files in a store, which takes its time to say them
 
     def read(self, path: str, most: int) -> bytes:
         """The bytes of the file at this path.
@@ -196,9 +219,13 @@ class Files:
         if self.entries is None:
             return read(self.folder / path, most)
         size, saved = self._entry(path)
-        data = read(self.folder / path, min(size, most))
-        _check(path, len(data), digest(data), size, saved)
-        return data
+
+        def ask() -> bytes:
+            data = read(self.folder / path, min(size, most))
+            _check(path, len(data), digest(data), size, saved)
+            return data
+
+        return read_again(self.folder, ask)
 
     def check_size(self, path: str, size: int) -> None:
         """Whether the file at this path was listed with so many bytes, and has them.
@@ -211,8 +238,8 @@ class Files:
         if isinstance(place, Path):
             fd, found = _opened(place, size)
             os.close(fd)
-        else:
-            found = self._sizes[path] = self._sizes.get(path) or _stored(place, place.size)
+        elif (found := self._sizes.get(path)) is None:
+            raise Missing(f"want the file {place}, got none")
         if listed != size or found != size:
             raise Damaged(f"want {path} with {size} bytes, got {found}, of which {listed} are listed")
 
@@ -229,9 +256,7 @@ class Files:
         size, saved = self._entry(path)
         place = self.folder / path
         if not isinstance(place, Path):
-            data = np.frombuffer(_fetched(place, len(to), self._sizes.get(path)), np.uint8)
-            _check(path, len(data), digest(data), size, saved)
-            to[:] = data
+            to[:] = np.frombuffer(self.read(path, len(to)), np.uint8)
             return
         fd, _ = _opened(place, len(to))
         with open(fd, "rb", buffering=0) as file:
@@ -239,6 +264,12 @@ class Files:
             while len(rest) > 0 and (got := file.readinto(rest)):
                 rest = rest[got:]
         _check(path, len(to) - len(rest), digest(to), size, saved)
+
+    @functools.cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        """Of all files in a folder of a store, which says them in one answer, as when they were first asked for."""
+        below = {} if isinstance(self.folder, Path) else self.folder.below()
+        return {path.relative_to(self.folder).as_posix(): size for path, size in below.items()}
 
     def _entry(self, path: str) -> FileEntry:
         assert self.entries is not None

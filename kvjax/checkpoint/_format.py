@@ -79,6 +79,10 @@ class Damaged(ValueError):
     """What is not as it was written: "want ..., got ..."."""
 
 
+class Missing(Damaged):
+    """A file that is not there."""
+
+
 # ---- descriptions --------------------------------------------------------------------------------------------
 
 

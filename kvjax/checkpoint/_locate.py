@@ -11,7 +11,7 @@ from kvjax._formats.atomic import is_marked, recovered, saying
 from kvjax._formats.choices import FILE_FORMATS
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.paths import PathLike as PathLike
-from kvjax.checkpoint._files import MOST_JSON, read, read_json
+from kvjax.checkpoint._files import json_at
 from kvjax.checkpoint._format import FORMAT, META, PACKED, UNLISTED, CheckpointError, Damaged
 from kvjax.checkpoint._threads import THREADS
 
@@ -137,7 +137,7 @@ def unlisted_tables(path: AnyPath) -> list[AnyPath]:
 def said_by_step(step: AnyPath) -> dict[str, Any]:
     """What Orbax says of a step; nothing, if the folder is none."""
     try:
-        said = read_json(read(step / _OF_STEP, MOST_JSON))
+        said = json_at(step / _OF_STEP)
     except (Damaged, PermissionError):
         return {}
     return said if isinstance(said, dict) else {}
@@ -196,7 +196,7 @@ def is_table_folder(path: AnyPath) -> bool:
 
 def _format_of(table: AnyPath) -> object:
     try:
-        meta = read_json(read(table / META, MOST_JSON))
+        meta = json_at(table / META)
     except (Damaged, PermissionError):
         return None
     return meta.get("format") if isinstance(meta, dict) else None

@@ -214,7 +214,7 @@ def test_nothing_is_replaced(store, table):
 def test_damage_is_an_error(store, table, file, damage):
     save(f"{ROOT}/1", [table])
     path = anywhere(f"{ROOT}/1/{file.format(table.name)}", "test")
-    data = path.read_bytes()
+    data = path.read_at_most(1 << 20)
     path.remove()
     flipped = bytes([data[0] ^ 1]) + data[1:]
     found = {"flipped": flipped, "cut": data[:-1], "longer": data + b"x", "empty": b""}.get(damage)
@@ -225,6 +225,37 @@ def test_damage_is_an_error(store, table, file, damage):
         restore(f"{ROOT}/1")
     assert np.array_equal(table.export().values, before.values)
     assert damage == "gone" or not verify(f"{ROOT}/1").ok
+
+
+@pytest.mark.parametrize("broken", [lambda data: data[:-1], lambda data: bytes([data[0] ^ 1]) + data[1:]])
+@pytest.mark.parametrize("file", ["kvjax.json", "{}/kvjax.json", "{}/shard-00000-of-00001/values/c.0.0"])
+def test_a_read_that_goes_wrong_once_is_no_damage(store, table, file, broken):
+    """Of each file the first one does: the store has it whole."""
+    save(f"{ROOT}/1", [table])
+    read = []
+
+    def fault(what, path):
+        if what == "read" and path == f"/bucket/run/1/{file.format(table.name)}" and path not in read:
+            read.append(path)
+            return broken
+        return None
+
+    store.fault = fault
+    for call in (lambda: restore(ROOT, {table.name: "back"}), lambda: verify(f"{ROOT}/1").ok or pytest.fail()):
+        call()
+        assert read.pop()
+
+
+def test_a_file_that_is_longer_is_not_read_to_its_end(store, table, monkeypatch):
+    save(f"{ROOT}/1", [table])
+    (path,) = (path for path in store.store if path.endswith("/values/c.0.0"))
+    store.store[path].seek(0, 2)
+    store.store[path].write(bytes(1 << 20))
+    sizes, real = [], store.cat_file
+    monkeypatch.setattr(store, "cat_file", lambda *args, **k: sizes.append(len(data := real(*args, **k))) or data)
+    assert not verify(f"{ROOT}/1").ok and max(sizes) < 1 << 20
+    with pytest.raises(CheckpointError, match=r"want shard-00000-of-00001/values/c\.0\.0 with \d+ bytes, got"):
+        restore(f"{ROOT}/1")
 
 
 def test_orbax_s_handlers(store, table):

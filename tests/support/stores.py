@@ -45,6 +45,8 @@ class Objects(MemoryFileSystem):
     def cat_file(self, path, start=None, end=None, **kwargs):
         changed = self._asked("read", path)
         data = super().cat_file(path, start, end, **kwargs)
+        if end is not None and not data:
+            raise OSError("want a range of an empty file")
         return changed(data) if changed else data
 
     def rm_file(self, path):
