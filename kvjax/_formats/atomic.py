@@ -284,8 +284,9 @@ class NewInStore:
             raise BlockingIOError(errno.EWOULDBLOCK, "another process has filled it", str(self.path))
 
     def install(self) -> None:
-        """Takes the mark away."""
-        (self.path / UNFINISHED).remove()
+        """Takes the mark away, where that is allowed: beside a manifest it means nothing."""
+        with contextlib.suppress(OSError):
+            (self.path / UNFINISHED).remove()
 
     def discard(self) -> None:
         """Removes what this process has written, the last first, and nothing else that is there.

@@ -352,6 +352,21 @@ def test_a_store_that_cannot_be_reached(store, table, monkeypatch):
             call()
 
 
+def test_credentials_that_cannot_delete(store, table):
+    """A checkpoint is whole once it has its manifest."""
+
+    def fault(what, path):
+        if what == "remove":
+            raise PermissionError("Forbidden")
+
+    store.fault = fault
+    save(f"{ROOT}/1", [table])
+    assert "/bucket/run/1/.kvjax-new" in store.store
+    assert len(restore(ROOT, {table.name: "back"})[table.name]) == 40 and verify(f"{ROOT}/1").ok
+    with pytest.raises(CheckpointError, match="which exists, and nothing in a store can be replaced"):
+        save(f"{ROOT}/1", [table])
+
+
 class Refused(Exception):
     status_code = 403
 
