@@ -256,7 +256,7 @@ class NewFolder:
 class NewInStore:
     """The same in a store, where nothing can be moved: it is filled in its place, and has a mark until it is whole.
 
-    Whoever lists folders passes over those with a mark (`is_marked`). What a process leaves behind that is killed
+    Whoever lists folders passes over those with a mark. What a process leaves behind that is killed
     stays, with the mark.
 
     Args:
@@ -302,11 +302,6 @@ class NewInStore:
 
 UNFINISHED = ".kvjax-new"
 """The name of the mark."""
-
-
-def is_marked(path: AnyPath) -> bool:
-    """Whether a folder is one of a store that has the mark."""
-    return not isinstance(path, Path) and (path / UNFINISHED).exists()
 
 
 def recovered(path: AnyPath) -> AnyPath:

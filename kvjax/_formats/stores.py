@@ -195,22 +195,22 @@ class StorePath:
             ) from error
 
     def iterdir(self) -> Iterator[StorePath]:
-        return iter(self._listed("file", "directory"))
+        return iter(self.inside())
 
     def folders(self) -> list[StorePath]:
         """The folders in this one."""
-        return self._listed("directory")
+        return [path for path, is_folder in self.inside().items() if is_folder]
 
-    def _listed(self, *types: str) -> list[StorePath]:
-        """What is in this folder, by name; nothing, if there is no such folder."""
+    def inside(self) -> dict[StorePath, bool]:
+        """What is in this folder, by name, and whether it is a folder; nothing, if there is no such folder."""
         try:
             with self._asked("list"):
                 found = self._files.ls(str(self), detail=True)
         except FileNotFoundError:
-            return []
-        inside = [self._at(PurePosixPath(str(entry["name"]).strip("/"))) for entry in found if entry["type"] in types]
+            return {}
+        listed = {self._at(PurePosixPath(str(entry["name"]).strip("/"))): entry["type"] for entry in found}
         # A store may list a folder in itself, as an empty file or as a folder.
-        return sorted({path for path in inside if path != self})
+        return {path: listed[path] == "directory" for path in sorted(listed) if path != self}
 
     def glob(self, pattern: str) -> Iterator[StorePath]:
         """The paths below this one that match a pattern, of which each "*" is for a part of a name."""

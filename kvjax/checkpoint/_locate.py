@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from kvjax._formats.atomic import is_marked, recovered, saying
+from kvjax._formats.atomic import UNFINISHED, recovered, saying
 from kvjax._formats.choices import FILE_FORMATS
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.paths import PathLike as PathLike
 from kvjax.checkpoint._files import json_at
 from kvjax.checkpoint._format import FORMAT, META, PACKED, UNLISTED, CheckpointError, Damaged
-from kvjax.checkpoint._threads import THREADS
+from kvjax.checkpoint._threads import side_by_side
 
 
 def locate(path: PathLike, op: str = "checkpoint") -> AnyPath:
     """The folder of a checkpoint: `path` itself, the one below an Orbax step, or that of the last step below its root.
 
-    Where numbered checkpoints are right below `path`, as "12" or "delta_12", it is the last of them, whatever other
-    checkpoints are beside them. A step whose tables have lost their manifest, or which says that it has tables and has
+    Where numbered checkpoints or steps are right below `path`, as "12" or "delta_12", it is that of the last of them,
+    whatever other checkpoints are beside them. A step whose tables have lost their manifest, or which says that it has tables and has
     none, is the one that is meant all the same: whoever reads it gets an error, and never those of an older one. A step
     that was saved without tables is passed over.
 
@@ -37,29 +39,39 @@ def locate(path: PathLike, op: str = "checkpoint") -> AnyPath:
 
 
 def _located(path: AnyPath, op: str) -> AnyPath:
-    if is_unfinished(path):
+    here = Look(path)
+    if here.is_unfinished:
         raise CheckpointError(
             f"kvjax: {op}: want a whole checkpoint, got {path}, where a save is under way, or was killed before its "
             "end; wait for it, or give another"
         )
-    if is_checkpoint(path):
-        return path
-    if is_table_folder(path):
+    if here.is_table:
         raise CheckpointError(
             f"kvjax: {op}: want a checkpoint of tables, got {path}, the folder of one of its tables; give "
             f"{path.resolve().parent}, and say there which tables you want"
         )
-    found = _below(path)
-    if not found:
-        found = next((items for _, step in reversed(_numbered(_folders(path))) if (items := _below(step))), [])
-    elif (numbered := _numbered(found)) and not (path / _OF_STEP).exists():  # whose items are its own
-        found = [numbered[-1][1]]
+    found = [path] if here.has(META) else _last_of(here) or ([path] if here.tables else here.checkpoints)
     if len(found) != 1:
         mend = "give the folder of one, of a step of an Orbax CheckpointManager that has one, or of the manager"
         got = f"{[str(item.relative_to(path)) for item in found]} in {path}"
         got, mend = (got, mend) if found else _other(path, mend) or (f"none in {path}", mend)
         raise CheckpointError(f"kvjax: {op}: want a checkpoint of tables, got {got}; {mend}")
     return found[0]
+
+
+def _last_of(root: Look) -> list[AnyPath]:
+    """The last numbered checkpoint in a folder, or what the last step there has that has any. Those before it are not
+    looked at: there may be many, and a store takes its time for each."""
+    if root.has(_OF_STEP):  # whose items are its own
+        return []
+    for _, folder in reversed(_numbered(root.named)):
+        if folder.is_under_way:
+            continue
+        if folder.is_table:  # of a checkpoint that has lost its manifest
+            return []
+        if found := [folder.path] if folder.is_checkpoint else folder.checkpoints:
+            return found
+    return []
 
 
 def _other(path: AnyPath, mend: str) -> tuple[str, str] | None:
@@ -89,8 +101,12 @@ _OF_SYSTEMS = (("-keys", "TFRA's", "tfra"), (".index", "a TensorFlow checkpoint 
 
 def steps_at(path: PathLike) -> Iterator[tuple[int, list[AnyPath]]]:
     """The numbered checkpoints below a folder, or the steps of an Orbax manager, in order; what there is in each."""
-    for step, folder in _numbered([] if is_checkpoint(path := anywhere(path, "read")) else _folders(path)):
-        yield step, [folder] if is_checkpoint(folder) else _below(folder)
+    return _steps_of(Look(anywhere(path, "read")))
+
+
+def _steps_of(root: Look) -> Iterator[tuple[int, list[AnyPath]]]:
+    for step, folder in _numbered([] if root.is_checkpoint else root.folders):
+        yield step, [folder.path] if folder.is_checkpoint else folder.checkpoints
 
 
 def all_at(path: PathLike, op: str) -> list[AnyPath]:
@@ -100,23 +116,26 @@ def all_at(path: PathLike, op: str) -> list[AnyPath]:
       CheckpointError: there is none.
     """
     with saying(op, path, reads=True):
-        here = recovered(anywhere(path, op))
-        if is_checkpoint(here):
-            return [here]
-        found = _below(here) or [item for _, items in steps_at(here) for item in items] or [locate(here, op)]
-        return found[::-1]
+        here = Look(recovered(anywhere(path, op)))
+        if here.is_checkpoint:
+            return [here.path]
+        found = here.checkpoints or [item for _, items in _steps_of(here) for item in items]
+        return found[::-1] or [_located(here.path, op)]
 
 
 def is_checkpoint(path: AnyPath) -> bool:
     """Whether tables have been saved at this path: there is a manifest, or there are tables, which may have lost it."""
-    if (path / META).exists():
-        return not is_table_folder(path)
-    return bool(_tables_in(path))
+    return Look(path).is_checkpoint
 
 
 def is_unfinished(path: AnyPath) -> bool:
     """Whether a save into a store is under way at this path, or was killed there."""
-    return is_marked(path) and not (path / META).exists()
+    return Look(path).is_unfinished
+
+
+def is_table_folder(path: AnyPath) -> bool:
+    """Whether a folder is that of one table, of which something may be lost."""
+    return Look(path).is_table
 
 
 def unlisted_tables(path: AnyPath) -> list[AnyPath]:
@@ -125,13 +144,13 @@ def unlisted_tables(path: AnyPath) -> list[AnyPath]:
     Raises:
       Damaged: they are of a format with a manifest, or there is none.
     """
-    found = _tables_in(path)
+    found = Look(path).tables
     if not found:
         raise Damaged(f"want a checkpoint of tables, got none in {path}")
-    if any(_format_of(table) in (FORMAT, PACKED) or any(table.glob(_LISTS)) for table in found):
-        got = f"no such file beside the tables {[table.name for table in found]!s:.200}"
+    if any(table.format in (FORMAT, PACKED) or any(table.path.glob(_LISTS)) for table in found):
+        got = f"no such file beside the tables {[table.path.name for table in found]!s:.200}"
         raise Damaged(f"want {path / META}, the manifest that lists all tables, got {got}")
-    return found
+    return [table.path for table in found]
 
 
 def said_by_step(step: AnyPath) -> dict[str, Any]:
@@ -143,63 +162,108 @@ def said_by_step(step: AnyPath) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _numbered(folders: list[AnyPath]) -> list[tuple[int, AnyPath]]:
+class Look:
+    """What is at a path, as it is seen at one time: a store, which takes its time for each answer, is asked once.
+
+    Args:
+      path: of a folder, or where nothing is.
+    """
+
+    def __init__(self, path: AnyPath) -> None:
+        self.path = path
+
+    def has(self, name: str) -> bool:
+        """Whether something of this name is in the folder."""
+        return (self.path / name).exists() if isinstance(self.path, Path) else self.path / name in self._inside
+
+    @functools.cached_property
+    def is_unfinished(self) -> bool:
+        """Whether a save into a store is under way here, or was killed."""
+        return not isinstance(self.path, Path) and self.has(UNFINISHED) and not self.has(META)
+
+    @functools.cached_property
+    def is_under_way(self) -> bool:
+        """Whether the folder is one of a store that is still written, where all have their names from the beginning."""
+        if isinstance(self.path, Path):
+            return False
+        if self.is_unfinished:
+            return True
+        return self.said.get("init_timestamp_nsecs") is not None and self.said.get("commit_timestamp_nsecs") is None
+
+    @functools.cached_property
+    def is_table(self) -> bool:
+        """As `is_table_folder`."""
+        shards = (child for child in self._children if fnmatchcase(child.path.name, _SHARDS))
+        return self.format in (FORMAT, PACKED, UNLISTED) or any(shard.has("keys") for shard in shards)
+
+    @functools.cached_property
+    def is_checkpoint(self) -> bool:
+        """As `is_checkpoint`."""
+        return not self.is_table if self.has(META) else bool(self.tables)
+
+    @functools.cached_property
+    def format(self) -> object:
+        """What the file of a table or checkpoint says, if there is one."""
+        try:
+            meta = json_at(self.path / META) if self.has(META) else None
+        except (Damaged, PermissionError):
+            return None
+        return meta.get("format") if isinstance(meta, dict) else None
+
+    @functools.cached_property
+    def said(self) -> dict[str, Any]:
+        """What Orbax says of the step that this is."""
+        return said_by_step(self.path) if self.has(_OF_STEP) else {}
+
+    @functools.cached_property
+    def tables(self) -> list[Look]:
+        """The folders of tables in this one."""
+        return _those(self.folders, lambda child: child.is_table)
+
+    @functools.cached_property
+    def checkpoints(self) -> list[AnyPath]:
+        """The checkpoints right below; of a step also those that it says it has."""
+        handlers = self.said.get("item_handlers")
+        items = handlers.items() if isinstance(handlers, dict) else ()
+        saved = {self.path / name for name, handler in items if str(handler).startswith("kvjax.orbax.")}
+        there = (child.path for child in _those(self.folders, lambda child: child.is_checkpoint))
+        return sorted(saved.union(there), key=str)
+
+    @functools.cached_property
+    def folders(self) -> list[Look]:
+        """Those in this one, but for those that are on their way to their place or from it."""
+        return _those(self.named, lambda child: not child.is_under_way)
+
+    @functools.cached_property
+    def named(self) -> list[Look]:
+        """The same by their names alone."""
+        return [c for c in self._children if not c.path.name.startswith(".") and UNDER_WAY not in c.path.name]
+
+    @functools.cached_property
+    def _children(self) -> list[Look]:
+        inside = self._inside
+        return [Look(path) for path in sorted(path for path, is_folder in inside.items() if is_folder)]
+
+    @functools.cached_property
+    def _inside(self) -> Mapping[AnyPath, bool]:
+        """What is in the folder, and whether that is a folder."""
+        if not isinstance(self.path, Path):
+            return {**self.path.inside()}
+        return {path: path.is_dir() for path in self.path.iterdir()} if self.path.is_dir() else {}
+
+
+def _numbered(folders: list[Look]) -> list[tuple[int, Look]]:
     """Those whose names end with a number, in that order."""
-    return sorted((int(name[2]), folder) for folder in folders if (name := _STEP.fullmatch(folder.name)))
+    numbered = [(int(name[2]), folder) for folder in folders if (name := _STEP.fullmatch(folder.path.name))]
+    return sorted(numbered, key=lambda each: (each[0], str(each[1].path)))
 
 
-def _below(path: AnyPath) -> list[AnyPath]:
-    """The checkpoints right below a folder; of a step also those that it says it has."""
-    handlers = said_by_step(path).get("item_handlers")
-    items = handlers.items() if isinstance(handlers, dict) else ()
-    saved = {path / name for name, handler in items if str(handler).startswith("kvjax.orbax.")}
-    return sorted(saved | set(_those(_folders(path), is_checkpoint)), key=str)
-
-
-def _folders(path: AnyPath) -> list[AnyPath]:
-    """But for those that are on their way to their place or from it."""
-    if isinstance(path, Path):
-        inside = [child for child in path.iterdir() if child.is_dir()] if path.is_dir() else []
-    else:  # whose credentials may be for what is in it, and not for a file of its name
-        inside = path.folders()
-    named = (child for child in inside if not child.name.startswith(".") and UNDER_WAY not in child.name)
-    return _those(sorted(named, key=str), lambda child: not _is_under_way(child))
-
-
-def _those(paths: list[AnyPath], test: Callable[[AnyPath], bool]) -> list[AnyPath]:
-    """The paths that pass a test; side by side in a store, which takes its time for each."""
-    if not paths or isinstance(paths[0], Path):
-        return [path for path in paths if test(path)]
-    passing = [THREADS.submit(test, path) for path in paths]
-    return [path for path, passes in zip(paths, passing, strict=True) if passes.result()]
-
-
-def _is_under_way(path: AnyPath) -> bool:
-    """Whether a folder of a store is still written, where all have their names from the beginning."""
-    if isinstance(path, Path):
-        return False
-    if is_unfinished(path):
-        return True
-    said = said_by_step(path)
-    return said.get("init_timestamp_nsecs") is not None and said.get("commit_timestamp_nsecs") is None
-
-
-def _tables_in(path: AnyPath) -> list[AnyPath]:
-    """The folders of the tables below a path."""
-    return _those(_folders(path), is_table_folder)
-
-
-def is_table_folder(path: AnyPath) -> bool:
-    """Whether a folder is that of one table, of which something may be lost."""
-    return _format_of(path) in (FORMAT, PACKED, UNLISTED) or any(path.glob(f"{_SHARDS}/keys"))
-
-
-def _format_of(table: AnyPath) -> object:
-    try:
-        meta = json_at(table / META)
-    except (Damaged, PermissionError):
-        return None
-    return meta.get("format") if isinstance(meta, dict) else None
+def _those(folders: list[Look], test: Callable[[Look], bool]) -> list[Look]:
+    """The folders that pass a test, which keeps what it has seen; side by side in a store."""
+    if folders and not isinstance(folders[0].path, Path):
+        # Not by `THREADS`, of which one that makes a test cannot wait for others.
+        side_by_side([functools.partial(test, folder) for folder in folders])
+    return [folder for folder in folders if test(folder)]
 
 
 UNDER_WAY = ".orbax-checkpoint-tmp"

@@ -258,6 +258,36 @@ def test_a_file_that_is_longer_is_not_read_to_its_end(store, table, monkeypatch)
         restore(f"{ROOT}/1")
 
 
+def test_only_the_last_of_many_is_looked_at(store, table):
+    """However many there are: a store takes its time for each answer."""
+    save(f"{ROOT}/0", [table])
+    for path, file in list(store.store.items()):
+        for step in range(1, 40):
+            store.store[path.replace("/run/0/", f"/run/{step}/")] = file
+    asked = []
+
+    def fault(what, path):
+        asked.append(what)
+        assert f"{path}/".startswith("/bucket/run/39/") or path == "/bucket/run" or "_METADATA" in path, path
+
+    store.fault = fault
+    assert len(restore(ROOT, {table.name: "back"})[table.name]) == 40 and len(asked) < 30
+    assert "look" not in asked
+    store.fault = None
+    store.store["/bucket/run/40/.kvjax-new"] = file  # another save, which is under way
+    assert verify(ROOT).path == anywhere(f"{ROOT}/39", "test")
+
+
+def test_many_steps_of_a_manager(store, table):
+    """More than there are threads, each with folders that are looked at."""
+    save(f"{ROOT}/0/tables", [table])
+    for path, file in list(store.store.items()):
+        for step in range(1, 40):
+            store.store[path.replace("/run/0/", f"/run/{step}/")] = file
+    assert verify(ROOT).path == anywhere(f"{ROOT}/39/tables", "test")
+    assert len(restore(f"{ROOT}/7/tables", {table.name: "back"}, base=ROOT)[table.name]) == 40
+
+
 def test_orbax_s_handlers(store, table):
     """As Orbax's CheckpointManager calls them with the paths that it has of stores."""
     handler, place = kvjax.orbax.TableHandler(), epath.Path(f"{ROOT}/0/tables")
@@ -343,12 +373,12 @@ def test_the_commands(store, table, tmp_path, capsys):
     assert (tmp_path / "few.parquet").exists() and "/bucket/run/few.npz" in store.store
 
 
-def test_a_store_that_cannot_be_reached(store, table, monkeypatch):
+def test_a_store_that_cannot_be_reached(store, table):
     """It is not one where nothing is."""
     save(f"{ROOT}/1", [table])
-    monkeypatch.setattr(store, "info", lambda *_, **__: 1 / 0)
+    store.fault = lambda *_: 1 / 0
     for call in (lambda: restore(ROOT), lambda: save(f"{ROOT}/2", [table]), lambda: verify(f"{ROOT}/1")):
-        with pytest.raises(OSError, match=r"want to look for gs://bucket/run.*ZeroDivisionError from the store"):
+        with pytest.raises(OSError, match=r"want to .*gs://bucket/.*got ZeroDivisionError from"):
             call()
 
 
@@ -393,7 +423,7 @@ def test_credentials_for_what_begins_with_a_path(store, table, tmp_path, error):
     assert len(restore(f"{ROOT}/few", {table.name: "few"})[table.name]) == 3 and verify(f"{ROOT}/1").ok
     kvjax.convert.export_checkpoint(f"{ROOT}/1", f"{ROOT}/x.npz")
     for place in hidden:
-        with pytest.raises(PermissionError, match=rf"want to look for {place}.*the credentials allow that"):
+        with pytest.raises(PermissionError, match=rf"want to (read|list) {place}.*the credentials allow that"):
             restore(place)
     with pytest.raises(PermissionError, match="want to look for gs://bucket/more/1"):
         save("gs://bucket/more/1", [table])
