@@ -16,7 +16,7 @@ from kvjax._values.exported import ROW_COLUMNS
 from kvjax._values.prune import norms_of
 from kvjax._values.snapshot import concat, take
 from kvjax.checkpoint._fields import check_meta
-from kvjax.checkpoint._files import files_below, json_at, size_of
+from kvjax.checkpoint._files import files_below, json_at
 from kvjax.checkpoint._format import (
     FORMAT,
     META,
@@ -57,7 +57,7 @@ class SavedTable:
     @property
     def bytes(self) -> int:
         """Of its files."""
-        return sum(size_of(self.folder / path.as_posix()) for path in files_below(self.folder))
+        return sum(files_below(self.folder).values())
 
     @property
     def all_rows(self) -> int:

@@ -82,15 +82,6 @@ def read(path: AnyPath, most: int) -> bytes:
         return file.read(size)
 
 
-def size_of(path: AnyPath) -> int:
-    """Bytes of a file.
-
-    Raises:
-      OSError: there is none.
-    """
-    return path.stat().st_size if isinstance(path, Path) else path.size()
-
-
 def modified(path: AnyPath) -> float:
     """When a folder was changed last, in s; 0 where nobody can say."""
     try:
@@ -114,11 +105,11 @@ def stamp_of(path: AnyPath) -> Stamp | None:
         return None
 
 
-def files_below(folder: AnyPath) -> list[PurePath]:
-    """The files in a folder and in those below it, by their paths below it."""
+def files_below(folder: AnyPath) -> dict[PurePath, int]:
+    """The sizes of the files in a folder and in those below it, by their paths below it."""
     if isinstance(folder, Path):
-        return [path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir()]
-    return [path.relative_to(folder) for path in folder.below()]
+        return {path.relative_to(folder): path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()}
+    return {path.relative_to(folder): size for path, size in folder.below().items()}
 
 
 def is_same(one: AnyPath, other: AnyPath) -> bool:
@@ -268,8 +259,7 @@ class Files:
     @functools.cached_property
     def _sizes(self) -> Mapping[str, int]:
         """Of all files in a folder of a store, which says them in one answer, as when they were first asked for."""
-        below = {} if isinstance(self.folder, Path) else self.folder.below()
-        return {path.relative_to(self.folder).as_posix(): size for path, size in below.items()}
+        return {path.as_posix(): size for path, size in files_below(self.folder).items()}
 
     def _entry(self, path: str) -> FileEntry:
         assert self.entries is not None

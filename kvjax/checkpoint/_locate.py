@@ -22,9 +22,9 @@ def locate(path: PathLike, op: str = "checkpoint") -> AnyPath:
     """The folder of a checkpoint: `path` itself, the one below an Orbax step, or that of the last step below its root.
 
     Where numbered checkpoints or steps are right below `path`, as "12" or "delta_12", it is that of the last of them,
-    whatever other checkpoints are beside them. A step whose tables have lost their manifest, or which says that it has tables and has
-    none, is the one that is meant all the same: whoever reads it gets an error, and never those of an older one. A step
-    that was saved without tables is passed over.
+    whatever other checkpoints are beside them. A step whose tables have lost their manifest, or which says that it has
+    tables and has none, is the one that is meant all the same: whoever reads it gets an error, and never those of an
+    older one. A step that was saved without tables is passed over.
 
     Args:
       path: see above.

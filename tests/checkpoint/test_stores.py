@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import sys
+import threading
 import warnings
 
 import numpy as np
@@ -276,6 +277,25 @@ def test_only_the_last_of_many_is_looked_at(store, table):
     store.fault = None
     store.store["/bucket/run/40/.kvjax-new"] = file  # another save, which is under way
     assert verify(ROOT).path == anywhere(f"{ROOT}/39", "test")
+
+
+def test_verify_and_inspect_ask_little(store, table, capsys):
+    """Several files are read at once, and sizes come from one listing."""
+    save(f"{ROOT}/1", [table])
+    asked, begun, two = [], [], threading.Event()
+
+    def fault(what, path):
+        asked.append(what)
+        if path.endswith("/zarr.json") and what == "read":
+            begun.append(path)
+            if len(begun) == 2:
+                two.set()
+            assert two.wait(20)  # for another, which begins before this one ends
+
+    store.fault = fault
+    assert verify(f"{ROOT}/1").ok and "look" not in asked
+    asked.clear()
+    assert main(["inspect", ROOT]) == 0 and table.name in capsys.readouterr().out and asked.count("look") <= 1
 
 
 def test_many_steps_of_a_manager(store, table):
