@@ -15,6 +15,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from kvjax._formats.errors import FileError, of_file
 from kvjax._formats.paths import AnyPath, PathLike, anywhere
 
 if TYPE_CHECKING:
@@ -174,7 +175,10 @@ def fetched(path: PathLike, op: str) -> Generator[Path]:
     with tempfile.TemporaryDirectory(prefix="kvjax-") as folder:
         copy = Path(folder) / whole.name
         whole.download(copy)
-        yield copy
+        try:
+            yield copy
+        except FileError as error:
+            raise of_file(error, copy, whole) from error.__cause__
 
 
 # ---- folders -------------------------------------------------------------------------------------------------

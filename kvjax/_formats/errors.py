@@ -19,6 +19,9 @@ class FileError(ValueError):
       got: what it is.
       mend: what to do.
 
+    Attributes:
+      parts: these four.
+
     Example:
       >>> import kvjax, tempfile
       >>> with tempfile.TemporaryDirectory() as folder:
@@ -31,6 +34,13 @@ class FileError(ValueError):
 
     def __init__(self, file: str | os.PathLike[str], want: str, got: str, mend: str = DAMAGED) -> None:
         super().__init__(f"kvjax: {os.fspath(file)}: want {want}, got {got}; {mend}")
+        self.parts = os.fspath(file), want, got, mend
+
+
+def of_file(error: FileError, copy: str | os.PathLike[str], file: str | os.PathLike[str]) -> FileError:
+    """An error of a copy of a file as one of that file; any other as it is."""
+    saved, *parts = error.parts
+    return FileError(file, *parts) if saved == os.fspath(copy) else error
 
 
 def check_regular(path: str | os.PathLike[str], want: str) -> None:

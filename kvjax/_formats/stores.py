@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from kvjax._formats.paths import AnyPath
 
-_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}
+"""What of kvjax's extras installs the package of an object store."""
 
 
 def store_path(url: str, scheme: str, rest: str, op: str) -> StorePath:
@@ -30,11 +31,15 @@ def store_path(url: str, scheme: str, rest: str, op: str) -> StorePath:
         # What other processes write has to be seen, so listings are asked for each time.
         files: Any = fsspec.filesystem(scheme.lower(), use_listings_cache=False)
     except ImportError as error:
-        package = _PACKAGES.get(scheme.lower())
-        how = f"pip install {package}" if package else str(error)
+        extra = _EXTRAS.get(scheme.lower())
+        how = f"pip install 'kvjax[{extra}]'" if extra else str(error)
         raise ImportError(f"kvjax: {op}: want the package that reaches {scheme}://, got none; {how}") from error
     except ValueError as error:
         raise ValueError(f"kvjax: {op}: {mend}; save here, and copy it with the store's own tool") from error
+    except Exception as error:  # of any class: what a package needs may be missing, or a part of the URL
+        raise OSError(
+            f"kvjax: {op}: want the client of {url}, got {_said(error)}; see to what that store's package needs"
+        ) from error
     # Of "memory:///x", too, which is how fsspec says "memory://x".
     path = PurePosixPath(rest.strip("/"))
     if not path.name:
@@ -49,6 +54,20 @@ def _is_refusal(error: Exception) -> bool:
         or getattr(error, "status_code", None) == 403
         or str(error).startswith("Forbidden")
     )
+
+
+def _said(error: Exception, by: str = "") -> str:
+    """What an error is, and how its text begins, if it has one."""
+    return f"{type(error).__name__}{by}" + (f": {str(error)[:300]}" if str(error) else "")
+
+
+def _mend(error: Exception) -> str:
+    """What to do about an error of a store's package."""
+    if "Credential" in type(error).__name__:  # as all three call them
+        return "set the credentials where the store's own tools find them"
+    if isinstance(error, NotImplementedError):
+        return "the store's package cannot do that: give a path elsewhere, and copy it with the store's own tool"
+    return "see whether it can be reached, the bucket is there and the credentials allow that"
 
 
 _STAMPS = ("ETag", "etag", "generation", "LastModified", "last_modified", "mtime", "created")
@@ -190,8 +209,7 @@ class StorePath:
             raise
         except Exception as error:
             raise (PermissionError if _is_refusal(error) else OSError)(
-                f"kvjax: want to {what} {self}, got {type(error).__name__} from the store: {error}; see whether it can "
-                "be reached, the bucket is there and the credentials allow that"
+                f"kvjax: want to {what} {self}, got {_said(error, ' from the store')}; {_mend(error)}"
             ) from error
 
     def iterdir(self) -> Iterator[StorePath]:
@@ -295,7 +313,7 @@ class StorePath:
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Makes a folder where a store has such things."""
-        if self._scheme in _PACKAGES:  # to which it would mean a bucket
+        if self._scheme in _EXTRAS:  # to which it would mean a bucket
             return
         with self._asked("write", ()):
             self._files.makedirs(str(self), exist_ok=True)

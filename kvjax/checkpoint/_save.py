@@ -58,7 +58,9 @@ def save(
     Args:
       path: the folder, which must not exist yet; also one of a store, such as ``s3://bucket/run/7``.
       tables: live handles by their names in the checkpoint, or just handles. The tables of a state are
-        ``kvjax.orbax.split(state)[1]``. A save without tables warns.
+        ``kvjax.orbax.split(state)[1]``. A save without tables warns. They have to be live until their rows
+        are frozen, once the path is found to be free, which takes a store some requests to say: if another thread
+        writes to a table before that, the save fails.
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all.
       cursor: saves everything, and puts a cursor of this name at this save, or moves it there. A cursor belongs to the
         tables that are saved together, and ends with the process. Cursors are independent, for example one for training

@@ -452,9 +452,44 @@ def test_credentials_for_what_begins_with_a_path(store, table, tmp_path, error):
 def test_a_store_without_its_package(table, monkeypatch):
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(
-        ImportError, match=r"^kvjax: save: want the package that reaches az://, got none; pip install a"
+        ImportError, match=r"^kvjax: save: want the package that reaches az://, got none; pip install 'kvjax\[azure\]'$"
     ):
         save("az://container/x", [table])
+
+
+def test_a_store_whose_client_cannot_be_made(store, table, monkeypatch):
+    def fail(*_, **__):
+        raise TypeError("want a host")
+
+    monkeypatch.setattr(store, "__init__", fail)
+    store.clear_instance_cache()
+    with pytest.raises(OSError, match=r"^kvjax: save: want the client of gs://x/y, got TypeError: want a host; see"):
+        save("gs://x/y", [table])
+
+
+class NoCredentialsError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error, text", [
+    (NoCredentialsError("none"), "NoCredentialsError from the store: none; set the credentials where"),
+    (NotImplementedError(), "NotImplementedError from the store; the store's package cannot do that: give a path"),
+])  # fmt: skip
+def test_errors_of_stores_say_what_to_do(store, table, error, text):
+    def fault(*_):
+        raise error
+
+    store.fault = fault
+    with pytest.raises(OSError, match=text):
+        restore(f"{ROOT}/1")
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet", "safetensors"])
+def test_errors_of_files_name_them_and_no_copy(store, suffix):
+    place = f"{ROOT}/x.{suffix}"
+    anywhere(place, "test").write_bytes(b"other")
+    with pytest.raises(kvjax.convert.FileError, match=rf"^kvjax: {place}: want "):
+        getattr(kvjax.convert, f"from_{suffix}")(place)
 
 
 def test_a_manager_with_other_items(store, table):
