@@ -163,7 +163,8 @@ def test_errors_of_cpp_have_one_home():
 # What raises without saying whose error it is, for another function to say it: by file, or by the class that is raised.
 INNER = {"_process.py", "bundle.py", "function_initializer.py", "slot_layout.py", "_rules.py", "generators.py"}
 INNER_ERRORS = {
-    "ArgumentTypeError", "AttributeError", "Damaged", "FrozenInstanceError", "Missing", "NeedsFunctionError", "NotLowered",
+    "ArgumentTypeError", "AttributeError", "Damaged", "FrozenInstanceError", "Missing", "NeedsFunctionError",
+    "NotLowered",
 }  # fmt: skip
 INNER_FUNCTIONS = {"resolve", "_of_segment", "_pool"}
 
