@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
-from kvjax._formats.atomic import flush
+from kvjax._formats.atomic import flush, saying
 from kvjax._formats.paths import AnyPath
 from kvjax._values.numbers import is_integer
 from kvjax.checkpoint._fields import check_meta
@@ -157,7 +157,8 @@ class Catalog:
     @functools.cached_property
     def _manifest(self) -> tuple[tuple[str, ...], dict[str, list[tuple[int, str]]]] | None:
         try:
-            return read_again(self.directory, self._read_manifest)
+            with saying(self.op, self.directory / META, reads=True):
+                return read_again(self.directory, self._read_manifest)
         except Missing:
             return None
         except Damaged as error:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import kvjax
-from kvjax.checkpoint import _files, _locate, _new, _threads, restore, save, verify
+from kvjax.checkpoint import _files, _new, _threads, restore, save, verify
 from kvjax.serving import FrozenTable, Releases
 from tests.support.marks import slow
 
@@ -142,7 +142,6 @@ def test_where_a_process_may_not_look_is_said_with_the_mend(tables, tmp_path, mo
     def refuse(path, *args, **kwargs):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(_locate, "is_checkpoint", refuse)
     monkeypatch.setattr(_new, "is_checkpoint", refuse)
     monkeypatch.setattr("kvjax.serving._format.os.open", refuse)
     for op, call, mend in (
