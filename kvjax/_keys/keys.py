@@ -21,7 +21,7 @@ from kvjax._keys.words import integers_of, words_of
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
-from kvjax._values.integers import as_bits, salt_of
+from kvjax._values.integers import NO_FLOATS, as_bits, salt_of
 from kvjax._values.key_width import holds, is_narrow, narrow_error, x64_enabled
 
 
@@ -422,9 +422,8 @@ def _from_jax(ids: jax.Array, where: str) -> Keys:
     if 0 in ids.shape and jnp.issubdtype(ids.dtype, jnp.floating):
         ids = ids.astype(jnp.int16)  # JAX has given it the type of nothing
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(
-            f"kvjax: {where}: want integers, got {ids.dtype}; hash other values with kvjax.hash_keys on the host"
-        )
+        mend = NO_FLOATS if jnp.issubdtype(ids.dtype, jnp.floating) else "hash other values with kvjax.hash_keys"
+        raise TypeError(f"kvjax: {where}: want integers, got {ids.dtype}; {mend}")
     if ids.dtype.itemsize == 8:
         return Keys(words_of(ids))
     narrow = is_narrow(ids)

@@ -22,8 +22,8 @@ from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import opaque_canary
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._lookup.readable import FrozenReadable
-from kvjax._lookup.runs import Run, in_need, repeated, with_taps
-from kvjax._lookup.taps import Site, Tape, words_of
+from kvjax._lookup.runs import Run, check_derivatives, in_need, repeated, with_taps
+from kvjax._lookup.taps import Site, Tape, uses_of, words_of
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
 from kvjax._spmd.explicit import as_auto, sharding_of
@@ -60,7 +60,8 @@ def value_and_grad(
     call, and a warning says so: put the whole step under ``jit``. Lookups may be under ``vmap``, in a ``scan``, whose
     turns are the leading axes of their gradient, and in a jitted function that is called several times. A lookup that
     runs several times in any other way, for instance in a ``scan`` inside of a ``shard_map`` of the loss, is an error
-    when the gradient is computed: do the lookup first, and pass the rows in. A trainable table that the loss closes
+    when the gradient is computed, and so is one in a function with a derivative of its own (``custom_vjp``): do the
+    lookup first, and pass the rows in. A trainable table that the loss closes
     over has no gradient, and a warning names it. Lookups in a tree that went through ``jax.lax.stop_gradient`` have no
     gradient, as with dense parameters.
 
@@ -152,8 +153,7 @@ def value_and_grad(
             table_grads: dict[str, SparseRows] = {}
             for table, probe, own in zip(tables, probes, taps, strict=True):
                 mine = [x for each, x in zip(runs, of_runs, strict=True) if each.tape is probe]
-                used = probe.uses(own, mine)
-                table_grads[table.name] = _gradient(table, used, [*filter(None, own), *mine], waits)
+                table_grads[table.name] = _gradient(table, [*filter(None, own), *mine], waits)
             # The first handle of a table has the gradient of all its lookups, and the others an empty one.
             d, t = iter(dense_grads), iter([table_grads.pop(h.name, None) or _empty(h) for h in handles])
             grads = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
@@ -163,7 +163,9 @@ def value_and_grad(
     return wrapped
 
 
-def _probe(call: Callable[..., Any], dense: Any, blank: Callable[[], Sequence[Tape]]) -> tuple[Any, Sequence[Run]]:
+def _probe(
+    call: Callable[..., Any], dense: Any, blank: Callable[[], Sequence[Tape]]
+) -> tuple[Sequence[Tape], Sequence[Run]]:
     """Tapes that have noted a loss's lookups, and those of them that get taps for each run.
 
     It is traced for its shapes; or else run, where it goes by values. Then it is not known what JAX runs several times.
@@ -173,6 +175,7 @@ def _probe(call: Callable[..., Any], dense: Any, blank: Callable[[], Sequence[Ta
         probes = blank()
         try:
             closed = jax.make_jaxpr(lambda d: (call(d, probes), None)[1])(dense)  # aux need not be of arrays
+            check_derivatives(closed)
             for tape, indices in repeated(closed).items():
                 tape.repeated |= indices
             return probes, in_need(closed)
@@ -338,14 +341,14 @@ def _made(table: Table) -> dict[str, Any]:
     return {"table": table.name, "viewed": table.view is not None}
 
 
-def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequence[jax.Array]) -> SparseRows:
+def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> SparseRows:
     """What the taps of one table brought home, behind everything the loss has computed.
 
-    A write made of this gradient comes after every read: those of the backward pass are behind `used` and the dense
+    A write made of this gradient comes after every read: those of the backward pass are behind the taps and the dense
     gradients, those of the forward pass behind the value and the auxiliary output. Its keys are behind the canary, too:
     keys of a lookup that was used twice are sums of keys, and nobody gets them, whatever he makes of the gradient.
     """
-    word = order.canary(table.spec, used, elements(table.spec, waits))
+    word = order.canary(table.spec, uses_of(taps), elements(table.spec, waits))
     canary, behind = opaque_canary(word), word ^ jnp.uint32(host.CANARY)  # 0, which XLA does not know
     if not taps:
         return _empty(table).replace(canary=canary)

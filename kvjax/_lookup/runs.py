@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,8 @@ from jax.core import Tracer
 from jax.extend import core as jex
 
 from kvjax._lookup.taps import Tape, attach_p, types_of, zeros_of
-from kvjax._values.equations import evaluate, scan_sizes
+from kvjax._values.equations import CHECKPOINTS, evaluate, scan_sizes
+from kvjax._values.errors import fail
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,26 @@ class Run:
         return zeros_of((tuple(kinds),))[0]
 
 
+def check_derivatives(closed: jex.ClosedJaxpr) -> None:
+    """Whether a loss has no lookup in a function with a derivative of its own, in which taps have no gradient.
+
+    Raises:
+      ValueError: it has one.
+    """
+    for run in _runs(closed):
+        if any(name.startswith(("custom_jvp", "custom_vjp")) for name in run.around):
+            raise fail(
+                ValueError, run.tape.spec.name, "value_and_grad", "lookups outside of functions with derivatives of "
+                "their own", "one in a custom_jvp or custom_vjp, whose rule gives the table no gradient",
+                "look the rows up before it, and pass them in",
+            )  # fmt: skip
+
+
 def repeated(closed: jex.ClosedJaxpr) -> dict[Tape, set[int]]:
     """The lookups of a loss that get taps for each run: those in a scan, or in a function that is called twice.
 
-    Not those that stand in what cannot be evaluated anew, such as a function with a derivative of its own. Nor those
-    that ``jax.checkpoint`` does once more for an inner derivative: their keys have occurred once.
+    Not those that stand in what cannot be evaluated anew, such as a ``shard_map``. Nor those that ``jax.checkpoint``
+    does once more for an inner derivative: their keys have occurred once.
     """
     runs: dict[tuple[Tape, int], list[Run]] = collections.defaultdict(list)
     for run in _runs(closed):
@@ -82,7 +97,7 @@ def _runs(jaxpr: Any, turns: tuple[int, ...] = (), around: frozenset[str] = froz
 def _named(eqn: Any) -> str:
     """What an equation does, by the name of its primitive."""
     name, params = eqn.primitive.name, eqn.params
-    if name in ("checkpoint", "remat", "remat2"):
+    if name in CHECKPOINTS:
         return "recomputation" if params["differentiated"] else "checkpoint"
     if name in ("jit", "pjit"):
         placed = any(isinstance(x, jax.sharding.Sharding) for x in (*params["in_shardings"], *params["out_shardings"]))
@@ -110,7 +125,8 @@ def with_taps(function: Callable[..., Any], runs: Sequence[Run], taps: Sequence[
       *operands: trees of arrays.
 
     Raises:
-      ValueError: it does not make the lookups that its probe has made.
+      ValueError: it does not make the lookups that its probe has made; or one is in a ``cond`` that ``vmap`` has made a
+        selection. What hides the gradient from examples of another branch is around taps that come from outside.
     """
 
     def traced(*args: Any) -> list[Any]:
@@ -120,9 +136,16 @@ def with_taps(function: Callable[..., Any], runs: Sequence[Run], taps: Sequence[
 
     results, tree = [], None
     closed = jax.make_jaxpr(traced)(*operands)
-    for one, other in itertools.zip_longest(runs, in_need(closed)):
-        if one is None or other is None or (one.index, one.turns) != (other.index, other.turns):
-            raise runs[0].tape.other_lookups("others in a scan, or in a function that is called twice")
+    found = [(run.tape.probe, run.index, run.turns) for run in in_need(closed)]
+    if found != [(run.tape, run.index, run.turns) for run in runs]:
+        raise runs[0].tape.other_lookups("others in a scan, or in a function that is called twice")
+    for run in in_need(closed):
+        if run.index in run.tape.masked:
+            raise fail(
+                ValueError, run.tape.spec.name, "value_and_grad", "lookups that run once, or that all examples make",
+                "one in a scan, or in a function that is called twice, in a cond that vmap makes a selection",
+                "look the rows up before it, and pass them in",
+            )  # fmt: skip
     made = iter(_evaluated(closed, jax.tree.leaves(operands), taps))
     return jax.tree.unflatten(tree, [next(made) if isinstance(x, Tracer) else x for x in results])
 

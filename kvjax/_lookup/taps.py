@@ -92,6 +92,8 @@ def _attach_batch(operands: Sequence[Any], axes: Sequence[Any], tape: Tape, inde
     own = [batching.bdim_at_front(x, axis, size) for x, axis in zip(operands[:4], axes[:4], strict=True)]
     rows, words, _, used = own
     tape.note(index, rows, words, used)
+    if axes[4] is not None:  # a cond that vmap has made a selection: examples that do not choose it have no gradient
+        tape.masked.add(index)
     gate = operands[4] if axes[4] is None else jax.lax.index_in_dim(operands[4], 0, axes[4], keepdims=False)
     both = zip(operands[5:], axes[5:], (rows, words, used), strict=False)  # a probe has no taps
     taps = [tap if axis is None else _own_place(tap, axis, like) for tap, axis, like in both]
@@ -168,6 +170,7 @@ class Tape:
         self.outside = jax.sharding.get_abstract_mesh()
         self.kinds: list[list[Any]] = []  # of each lookup what its taps must be like, see `_kinds`
         self.repeated: set[int] = set() if probe is None else probe.repeated  # which have taps for each run, see `runs`
+        self.masked: set[int] = set()  # of which only some examples may have a gradient, as their taps say
         self.used: set[int] = set()  # after how many lookups the sites were made through which there was one
         self.batched: dict[int, tuple[tuple[int, ...], list[Any]]] = {}  # under vmap: its sizes, and types with them
         self.compiled = False  # whether a lookup was in a jitted function of the loss, a cond or such
@@ -253,15 +256,11 @@ class Tape:
             whole.append(kind)
         return whole
 
-    def uses(self, taps: Sequence[Any], runs: Sequence[Any]) -> jax.Array:
-        """How often each lookup was used ``(lookups,)``, by what came home; the most of any example, or of any turn."""
-        most = []
-        for index, (_, _, used) in ((i, tap) for i, tap in enumerate(taps) if tap):
-            examples = len(self.batched.get(index, ((),))[0])
-            # Of no examples it is 0.
-            most.append(jnp.max(used, axis=tuple(range(used.ndim - examples, used.ndim)), initial=0.0))
-        most += [jnp.max(used, initial=0.0) for _, _, used in runs]
-        return jnp.stack(most) if most else jnp.zeros(0, jnp.float32)
+
+def uses_of(taps: Sequence[Any]) -> jax.Array:
+    """How often each lookup was used ``(lookups,)``, by what came home; the most of any device, example or turn."""
+    most = [jnp.max(used, initial=0.0) for _, _, used in taps]  # of no examples it is 0
+    return jnp.stack(most) if most else jnp.zeros(0, jnp.float32)
 
 
 @one_program(0)

@@ -21,7 +21,7 @@ from jax.extend import core as jex
 
 from kvjax._programs.instructions import FORMS, SUFFIXES, Instruction, NotLowered, Register
 from kvjax._programs.registers import Parts, Registers, Shared, Value, joined, shared
-from kvjax._values.equations import evaluate, moved, scan_sizes
+from kvjax._values.equations import CHECKPOINTS, evaluate, moved, scan_sizes
 from kvjax._values.tracing import computed_now
 
 _MOST_PARTS = 64
@@ -32,8 +32,7 @@ _INLINED = {
     "closed_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",  # as JAX calls it
+    **dict.fromkeys(CHECKPOINTS, "jaxpr"),
 }
 _SAME = {
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient", "pvary",

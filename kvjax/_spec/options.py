@@ -109,7 +109,7 @@ def _initializer(request: Request, initializer: Any) -> Any:
 def _seed(request: Request, seed: Any) -> int:
     fits = seed is None or (is_integer(seed) and -(2**63) <= seed < 2**64)
     mend = (
-        "see kvjax.get_table" if is_integer(seed) else "give an int, of a key of JAX's the number that it was made of"
+        "see kvjax.get_table" if is_integer(seed) else "give an int, such as the one that a key of JAX's was made from"
     )
     request.want(fits, "an integer seed of at most 64 bits", seed, mend)
     return (int(host.hash_strings([request.name.encode()], 0)[0]) if seed is None else int(seed)) % 2**64

@@ -50,8 +50,8 @@ def init_table(
     modules of one model share a table by its name. One that `kvjax.get_table` or a restore made is taken as it is,
     unless it has been written. While JAX traces, nobody knows whether the program will ever run: no table is made anew
     then, and the handle is that of a table that has not been written, so that it is stale for one that has. Under
-    ``nn.remat`` alone it runs at once, and Flax has it traced in each ``init``: there a table that has been written is
-    made anew.
+    ``nn.remat`` alone it runs at once, and Flax has it traced in each ``init``: there a table that has been written, or
+    is another one than is asked for, is made anew.
 
     Args:
       name: of the table.
@@ -82,7 +82,9 @@ def init_table(
             return _make_anew(known, asked(name, given, None), drawn, maker)
         if is_rematerialized():
             with computed_now():
-                table = _make_anew(known, asked(name, given, None), drawn, maker) if _is_written(known) else None
+                spec = asked(name, given, None)
+                same = spec == known or (drawn and _same_but_for_seed(spec, known))
+                table = None if same and not _is_written(known) else _make_anew(known, spec, drawn, maker)
             if table is not None:
                 return _of_its_own_seed(table, op, seeded)
     given = dataclasses.replace(given, seed=known.seed) if drawn else given

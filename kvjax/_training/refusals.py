@@ -176,7 +176,7 @@ def of_shared_numbers() -> Generator[None]:
             "kvjax: rowwise: want a transform whose numbers for all rows depend on no row, got one whose update makes "
             "such a number of a gradient, or a row, and takes extra arguments, so that this is not known beforehand; "
             "kvjax.optax.rowwise(tx, count='row') keeps it for each row"
-        ) from None
+        ) from error
 
 
 def _name(part: Any) -> str:

@@ -19,6 +19,10 @@ def evaluate(eqn: Any, args: Sequence[Any], debug_info: Any) -> list[Any]:
     return eval_jaxpr(alone, (), *values.values())
 
 
+CHECKPOINTS = ("checkpoint", "remat", "remat2")
+"""What versions of JAX call the primitive of ``jax.checkpoint``."""
+
+
 def scan_sizes(eqn: Any) -> tuple[int, int]:
     """Of a scan the number of its constants, and that of the values that it carries."""
     params = eqn.params

@@ -78,17 +78,21 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
         got = f"a missing id ({first!r})" if _is_missing(first) else f"{type(first).__name__} {first!r}"
         got = f"{got} among them" if others else f"{wide[0]}, which has more"
     else:
-        first, missing = array.dtype.type(), array.dtype.kind == "f" and np.isnan(array).any()
-        got = f"{array.dtype} with missing ids (nan)" if missing else str(array.dtype)
+        first: Any = next((x for x in array.flat if _is_missing(x)), array.dtype.type())
+        got = f"{array.dtype} with missing ids ({first})" if _is_missing(first) else str(array.dtype)
     mend = "hash strings and other values with kvjax.hash_keys, and give missing ids a number that is padding (pad_id=)"
     if isinstance(first, (bool, np.bool_)):
         mend = "cast them by np.asarray(ids, np.int64)"
     elif _is_missing(first) or _is_real(first):
-        mend = (
-            "read ids as integers (a column of pandas as Int64), and fill or drop missing ones: float64 is exact only "
-            "up to 2**53, so a cast would give other ids, and make a key of NaN"
-        )
+        mend = NO_FLOATS
     raise fail(TypeError, None, where, "integers of at most 64 bits", got, mend)
+
+
+NO_FLOATS = (
+    "read ids as integers (a column of pandas as Int64), and fill or drop missing ones: float64 is exact only up to "
+    "2**53, so a cast would give other ids, and make a key of NaN"
+)
+"""The mend for ids that are floats."""
 
 
 def _is_real(x: object) -> bool:
@@ -97,7 +101,11 @@ def _is_real(x: object) -> bool:
 
 def _is_missing(x: Any) -> bool:
     """Whether it is what Python, NumPy and pandas write where there is no value."""
-    return x is None or type(x).__name__ in ("NAType", "NaTType") or (_is_real(x) and x != x)
+    return x is None or type(x).__name__ in ("NAType", "NaTType") or (_is_real(x) and x != x) or _is_no_time(x)
+
+
+def _is_no_time(x: object) -> bool:
+    return isinstance(x, (np.datetime64, np.timedelta64)) and bool(np.isnat(x))
 
 
 def _bits_of(integers: list[int], where: str) -> np.ndarray:

@@ -34,7 +34,7 @@ def is_rematerialized() -> bool:
         around: Any = trace
     # Names of JAX's own. Where a version has others, this is a trace like any other.
     while getattr(getattr(around, "frame", None), "debug_info", None) and hasattr(around, "parent_trace"):
-        if around.frame.debug_info.traced_for != "checkpoint / remat":
+        if getattr(around.frame.debug_info, "traced_for", None) != "checkpoint / remat":
             return False
         around = around.parent_trace
     with set_current_trace(around):

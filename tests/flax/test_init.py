@@ -331,6 +331,15 @@ def test_a_second_experiment_under_remat_starts_anew(net):
         finished(first.lookup(IDS))
 
 
+def test_another_table_under_remat_is_made_anew():
+    """Also one that nobody has written, as in a search for a width or a seed."""
+    for options in ({"features": 4, "seed": 1}, {"features": 4, "seed": 2}, {"features": 8, "seed": 2}):
+        net = nn.remat(kvjax.flax.Embed)("t", **options)
+        params = net.init(jax.random.key(0), KEYS)["params"]
+        rows = jax.jit(lambda p, net=net: net.apply({"params": p}, KEYS))(params)
+        assert rows.shape[-1] == options["features"] and kvjax.tables()["t"].spec.seed == options["seed"]
+
+
 def test_an_init_under_remat_says_that_its_key_seeds_nothing():
     with pytest.warns(UserWarning, match="want an init outside of jit and nn.remat, where its key seeds"):
         Rematted().init(jax.random.key(0), KEYS)

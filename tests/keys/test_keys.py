@@ -306,41 +306,6 @@ def test_repr_shows_ids_or_what_there_is():
         len(kvjax.keys(7))
 
 
-def test_ids_of_python_are_exact_or_described():
-    assert np.asarray(kvjax.keys([-1, 2**63])).tolist() == [-1, -(2**63)]
-    assert np.asarray(kvjax.keys(np.array([1, 2**64 - 1], object))).tolist() == [1, -1]
-    for bad, got, mend in (
-        (2**64, "18446744073709551616, which has more", "hash strings"),
-        ([1, "a"], "str 'a' among them|<U21", "hash strings"),
-        (np.array(["a", None], object), "str 'a' among them", "hash strings"),
-        ([True], "bool True among them", r"cast them by np\.asarray\(ids, np\.int64\)$"),
-    ):
-        with pytest.raises(TypeError, match=f"want integers of at most 64 bits, got {got}; {mend}"):
-            kvjax.keys(bad)
-
-
-class NAType:
-    """As pandas has one."""
-
-
-@pytest.mark.parametrize(
-    "bad, got",
-    [
-        ([1, None], r"a missing id \(None\) among them"),
-        (np.array([7.0, np.nan], object), r"a missing id \(nan\) among them"),
-        (np.array([7, NAType()], object), r"a missing id \(.*NAType.*\) among them"),
-        (np.array([2.0**60, np.nan]), r"float64 with missing ids \(nan\)"),
-        (np.array([2.0**60]), "float64"),
-        (np.array([1], np.float32), "float32"),
-        ([1.0, 2.0], r"float 1\.0 among them"),
-    ],
-)
-def test_ids_that_went_through_floats_are_not_to_be_cast(bad, got):
-    """A column of integers with nulls is one of floats: those above 2**53 are other ids, and NaN has none."""
-    with pytest.raises(TypeError, match=rf"^kvjax: keys: want .* 64 bits, got {got}; read ids as .* Int64\).*2\*\*53"):
-        kvjax.keys(bad)
-
-
 FORKED = """
 import os, sys, threading
 import jax.numpy as jnp, numpy as np, optax

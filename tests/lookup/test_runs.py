@@ -247,6 +247,22 @@ def test_sharded_tables(explicit, mesh, make, dense):
     np.testing.assert_allclose(summed(grads)[0], want, rtol=1e-4, atol=1e-5)
 
 
+def test_a_lookup_in_a_shard_map_beside_others(mesh, table, dense):
+    """Of the devices' uses and those of turns the most is one number."""
+    P = jax.sharding.PartitionSpec
+    on = mesh(2)
+
+    def loss(read):
+        part = jax.shard_map(
+            lambda w, ids: head(w, read(ids))[None], mesh=on, in_specs=(P(), P(None, "x")), out_specs=P("x")
+        )
+        return jnp.sum(part(W, IDS[:, :2])) + scanned(read, W)
+
+    grads = jax.jit(kvjax.grad(lambda t: loss(t.lookup)))(table)
+    want = jax.grad(lambda e: loss(lambda ids: e[ids]))(dense)
+    np.testing.assert_allclose(summed(grads)[0], want, rtol=1e-4, atol=1e-5)
+
+
 @jax.custom_vjp
 def scaled(x):
     return 2 * x
@@ -262,11 +278,10 @@ def test_what_has_a_derivative_of_its_own_stays_as_it_is(table, dense):
     np.testing.assert_allclose(summed(grads)[0], jax.grad(lambda e: loss(lambda i: e[i]))(dense), rtol=1e-4, atol=1e-5)
 
 
-def within(f):
-    """f, as a function with a derivative of its own."""
-    g = jax.custom_jvp(f)
-    g.defjvp(lambda primals, tangents: jax.jvp(f, primals, tangents))
-    return g
+def selecting(read, w):
+    """Each example goes its own way, which vmap makes a selection: the other branch shall send no keys home."""
+    one = lambda i: jax.lax.cond(i % 2 == 0, lambda: head(w, read(i)), lambda: jnp.sum(w))  # noqa: E731
+    return jax.lax.scan(lambda total, ids: (total + jnp.sum(jax.vmap(one)(ids)), None), 0.0, IDS)[0]
 
 
 def recomputed(read, w):
@@ -276,15 +291,75 @@ def recomputed(read, w):
 
 
 REFUSED = {
-    "in a function with a derivative of its own": lambda read, w: scanned(within(read), w),
+    "in a cond that vmap makes a selection": selecting,
+    "in a function that is called twice and selects": lambda read, w: selecting(jax.jit(read), w),
     "in a checkpoint that an inner derivative does again": recomputed,
 }
 
 
 @pytest.mark.parametrize("loss", REFUSED.values(), ids=REFUSED)
 def test_lookups_that_cannot_have_taps_for_each_run_are_refused(loss, table):
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"used [0-9]+ times|the same lookups"):
+    with pytest.raises(
+        (ValueError, jax.errors.JaxRuntimeError), match=r"used [0-9]+ times|a cond that vmap makes a selection"
+    ):
         finished(jax.jit(kvjax.grad(lambda t: loss(t.lookup, W)))(table))
+
+
+@pytest.mark.parametrize("kind", [jax.custom_jvp, jax.custom_vjp])
+@pytest.mark.parametrize("times", few([1, 3], 0))
+def test_lookups_in_functions_with_derivatives_of_their_own_are_refused(kind, times, table):
+    """Their rules would give the table no gradient, whether they get it as an argument or close over it."""
+
+    def own(f):
+        function = kind(f)
+        if kind is jax.custom_jvp:
+            function.defjvp(lambda primals, tangents: jax.jvp(f, primals, tangents))
+        else:
+            function.defvjp(lambda *args: jax.vjp(f, *args), lambda pull, g: pull(g))
+        return function
+
+    given, closed = (
+        own(lambda t, w: head(w, t.lookup(IDS[0]))),
+        lambda t, w: own(lambda w: head(w, t.lookup(IDS[0])))(w),
+    )
+    for f in (given, closed):
+        loss = lambda t, f=f: jax.lax.fori_loop(0, times, lambda _, x: x + f(t, W), 0.0) if times > 1 else f(t, W)  # noqa: E731
+        with pytest.raises(ValueError, match="want lookups outside of functions with derivatives of their own"):
+            jax.jit(kvjax.grad(loss))(table)
+
+
+def test_lookups_in_what_cannot_be_evaluated_anew_are_refused(mesh, table):
+    P = jax.sharding.PartitionSpec
+    on = mesh(2)
+    split = jax.sharding.NamedSharding(on, P("x"))
+
+    def in_a_shard_map(read):
+        def part(w, ids):
+            zero = jnp.sum(w) * 0 + ids[0, 0].astype(jnp.float32) * 0  # which differs between devices
+            return jax.lax.scan(lambda total, i: (total + head(w, read(i)), None), zero, ids)[0][None]
+
+        return jnp.sum(jax.shard_map(part, mesh=on, in_specs=(P(), P(None, "x")), out_specs=P("x"))(W, IDS[:, :2]))
+
+    def with_shardings(read):
+        place = jax.jit(read, out_shardings=split)
+        return head(W, place(IDS[0, :2])) + head(W, place(IDS[1, :2]))
+
+    for loss in (in_a_shard_map, with_shardings):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"used [0-9]+ times"):
+            finished(jax.jit(kvjax.grad(lambda t, loss=loss: loss(t.lookup)))(table))
+
+
+def test_what_is_evaluated_anew_stays_what_it_was(table):
+    """A checkpoint keeps its policy, and so the memory that it saves; a scan its direction and unrolling."""
+    policy = jax.checkpoint_policies.dots_saveable
+
+    def loss(t):
+        turn = jax.checkpoint(lambda total, ids: (jnp.sin(total) + head(W, t.lookup(ids)), None), policy=policy)
+        return jax.lax.scan(turn, 0.0, IDS, reverse=True, unroll=2)[0]
+
+    text = str(jax.make_jaxpr(kvjax.grad(loss))(table))
+    assert "dots_saveable" in text or "DotsSaveable" in text
+    assert "reverse=True" in text and "unroll=2" in text
 
 
 @QUIET

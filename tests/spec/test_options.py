@@ -45,7 +45,7 @@ def test_bad_specs(options, message):
         ({"dtype": "int8"}, "quantise='int8' of exports and of FrozenTable.write"),
         ({"dtype": "float64"}, "choose one"),
         ({"key_dtype": "str"}, "strings become keys by kvjax.hash_keys"),
-        ({"seed": jax.random.key(0)}, "give an int, of a key of JAX's the number that it was made of"),
+        ({"seed": jax.random.key(0)}, "give an int, such as the one that a key of JAX's was made from"),
         ({"seed": 2**64}, "see kvjax.get_table"),
         ({"on_full": "evit"}, "did you mean 'evict'. choose one"),
     ],

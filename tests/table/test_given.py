@@ -37,11 +37,6 @@ def test_large_integers_are_not_cut(given, make, x64):
     np.testing.assert_array_equal(bag, want[:, :1].repeat(2, 1))
 
 
-def test_small_integers_stay_integers():
-    rows = kvjax.SparseRows(np.array([8]), np.array([[1, 2]])).rows
-    assert jnp.issubdtype(rows.dtype, jnp.integer)
-
-
 N, DIM = 1 << 15, 16  # arrays that JAX would not copy at once
 KEYS = np.arange(N)
 

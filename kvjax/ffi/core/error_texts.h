@@ -179,8 +179,8 @@ inline Error UsesError(std::string_view table, size_t i, size_t lookups, float u
                    "lookup " + std::to_string(i + 1) + " of " + std::to_string(lookups) + " used " +
                        std::to_string(static_cast<int64_t>(used)) + " times",
                    "a lookup in a scan, or in a function that is called twice, where the loss has it inside of a "
-                   "shard_map, a function with a derivative of its own, a jit with shardings or an inner derivative, "
-                   "or goes by values outside of jit: look the rows up before it and pass them in");
+                   "shard_map, a while_loop, a jit with shardings or an inner derivative, or goes by values outside "
+                   "of jit: look the rows up before it and pass them in");
 }
 
 /// A bag of fewer than no keys.
