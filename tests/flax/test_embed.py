@@ -232,6 +232,7 @@ class Recurrent(nn.Module):
         return total
 
 
+@slow
 def test_a_layer_in_nn_scan_trains_as_in_a_loop():
     ids = kvjax.keys(np.array([[1, 2, 1, 2**40], [5, 1, -1, 5]]))
     params = Recurrent(True).init(jax.random.key(0), ids)["params"]

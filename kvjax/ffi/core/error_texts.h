@@ -174,13 +174,13 @@ inline Error ChunkError(std::string_view table) {
 
 /// A loss that has used the i-th of its lookups, from 0 on, otherwise than once or never.
 inline Error UsesError(std::string_view table, size_t i, size_t lookups, float used) {
-  return MakeError(ErrorCode::kInvalidArgument, table, "value_and_grad",
-                   "a loss that uses each lookup at most once",
-                   "lookup " + std::to_string(i + 1) + " of " + std::to_string(lookups) + " used " +
-                       std::to_string(static_cast<int64_t>(used)) + " times",
-                   "a lookup in a scan, or in a function that is called twice, where the loss has it inside of a "
-                   "shard_map, a while_loop, a jit with shardings or an inner derivative, or goes by values outside "
-                   "of jit: look the rows up before it and pass them in");
+  return MakeError(
+      ErrorCode::kInvalidArgument, table, "value_and_grad", "a loss that uses each lookup at most once",
+      "lookup " + std::to_string(i + 1) + " of " + std::to_string(lookups) + " used " +
+          std::to_string(static_cast<int64_t>(used)) + " times",
+      "a lookup in a scan, or in a function that is called twice, where the loss has it inside of a "
+      "shard_map, a while_loop, a jit with shardings or an inner derivative, or goes by values outside "
+      "of jit: look the rows up before it and pass them in");
 }
 
 /// A bag of fewer than no keys.
