@@ -78,7 +78,9 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
         got = f"a missing id ({first!r})" if _is_missing(first) else f"{type(first).__name__} {first!r}"
         got = f"{got} among them" if others else f"{wide[0]}, which has more"
     else:
-        first: Any = next((x for x in array.flat if _is_missing(x)), array.dtype.type())
+        flat, test = array.reshape(-1), {"f": np.isnan, "M": np.isnat, "m": np.isnat}.get(array.dtype.kind)
+        missing = flat[:0] if test is None else flat[test(flat)]
+        first: Any = missing[0] if missing.size else np.zeros(1, array.dtype)[0]
         got = f"{array.dtype} with missing ids ({first})" if _is_missing(first) else str(array.dtype)
     mend = "hash strings and other values with kvjax.hash_keys, and give missing ids a number that is padding (pad_id=)"
     if isinstance(first, (bool, np.bool_)):

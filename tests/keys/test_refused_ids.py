@@ -12,6 +12,7 @@ def test_ids_of_python_are_exact_or_described():
     assert np.asarray(kvjax.keys(np.array([1, 2**64 - 1], object))).tolist() == [1, -1]
     for bad, got, mend in (
         (2**64, "18446744073709551616, which has more", "hash strings"),
+        (np.array(["2020-01-01"], "datetime64[s]"), r"datetime64\[s\]", "hash strings"),
         ([1, "a"], "str 'a' among them|<U21", "hash strings"),
         (np.array(["a", None], object), "str 'a' among them", "hash strings"),
         ([True], "bool True among them", r"cast them by np\.asarray\(ids, np\.int64\)$"),
@@ -29,7 +30,7 @@ class NAType:
     [
         ([1, None], r"a missing id \(None\) among them"),
         (np.array([7.0, np.nan], object), r"a missing id \(nan\) among them"),
-        ([np.datetime64("NaT"), 7], r"a missing id \(.*NaT.*\) among them"),
+        ([np.datetime64("NaT", "s"), 7], r"a missing id \(.*NaT.*\) among them"),
         (np.array(["2020-01-01", "NaT"], "datetime64[s]"), r"datetime64\[s\] with missing ids \(NaT\)"),
         (np.array([7, NAType()], object), r"a missing id \(.*NAType.*\) among them"),
         (np.array([2.0**60, np.nan]), r"float64 with missing ids \(nan\)"),
