@@ -136,10 +136,10 @@ def with_taps(function: Callable[..., Any], runs: Sequence[Run], taps: Sequence[
 
     results, tree = [], None
     closed = jax.make_jaxpr(traced)(*operands)
-    found = [(run.tape.probe, run.index, run.turns) for run in in_need(closed)]
-    if found != [(run.tape, run.index, run.turns) for run in runs]:
+    own = in_need(closed)
+    if [(run.tape.probe, run.index, run.turns) for run in own] != [(run.tape, run.index, run.turns) for run in runs]:
         raise runs[0].tape.other_lookups("others in a scan, or in a function that is called twice")
-    for run in in_need(closed):
+    for run in own:
         if run.index in run.tape.masked:
             raise fail(
                 ValueError, run.tape.spec.name, "value_and_grad", "lookups that run once, or that all examples make",

@@ -3,27 +3,14 @@
 import threading
 
 import numpy as np
-import optax
 import pytest
 
 import kvjax
 from kvjax._command.main import main
 from kvjax._formats.paths import anywhere
 from kvjax.checkpoint import CheckpointError, prune, restore, save, verify
-from tests.support import stores
 
 ROOT = "gs://bucket/run"
-
-
-@pytest.fixture
-def store():
-    return stores.begin()
-
-
-@pytest.fixture
-def table(make):
-    table = make(3).upsert(np.arange(40), np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32))
-    return table.apply(optax.adagrad(0.1), kvjax.SparseRows(kvjax.keys(np.arange(9)), np.ones((9, 3), np.float32)))[0]
 
 
 @pytest.mark.parametrize("kept", ["kvjax.json", "{}/kvjax.json"])

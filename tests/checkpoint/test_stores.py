@@ -6,7 +6,6 @@ import sys
 import warnings
 
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 import pytest
 from etils import epath
@@ -20,17 +19,6 @@ from tests.support import stores
 from tests.support.tables import same_tables
 
 ROOT = "gs://bucket/run"
-
-
-@pytest.fixture
-def store():
-    return stores.begin()
-
-
-@pytest.fixture
-def table(make):
-    table = make(3).upsert(np.arange(40), np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32))
-    return table.apply(optax.adagrad(0.1), kvjax.SparseRows(kvjax.keys(np.arange(9)), np.ones((9, 3), np.float32)))[0]
 
 
 def test_they_are_the_same_files(store, table, tmp_path):

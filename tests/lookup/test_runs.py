@@ -251,6 +251,7 @@ def test_sharded_tables(explicit, mesh, make, dense):
     np.testing.assert_allclose(summed(grads)[0], want, rtol=1e-4, atol=1e-5)
 
 
+@slow
 def test_a_lookup_in_a_shard_map_beside_others(mesh, table, dense):
     """Of the devices' uses and those of turns the most is one number."""
     P = jax.sharding.PartitionSpec
