@@ -25,7 +25,7 @@ count: they would cost others theirs."""
 def create(spec: TableSpec) -> TableSpec:
     """Makes a table, unless there is one of the name. Gives what the table of that name is."""
     check_process(spec.name, "get_table")
-    with PROCESS.lock:
+    with PROCESS.changing():
         if spec.name not in PROCESS.specs:
             _check_folder(spec, "get_table")
             first = PROCESS.first_versions.get(spec.name, 0)
@@ -42,7 +42,7 @@ def drop(name: str) -> None:
     wait_for_programs()  # one whose table went from under it would fail on some devices alone
     if name in PROCESS.traced:  # else this might start JAX's backend
         wait_for_results()
-    with PROCESS.lock:
+    with PROCESS.changing():
         if name not in PROCESS.specs:
             mend = meant(name, PROCESS.specs) + "see kvjax.tables()"
             raise fail(KeyError, name, "drop_table", "a table of this name", "none", mend)
@@ -100,7 +100,7 @@ def replace(spec: TableSpec, op: str, version: int, staged: Any) -> None:
       staged: made by `stage`.
     """
     wait_for_programs()  # as in `drop`
-    with PROCESS.lock:
+    with PROCESS.changing():
         old = PROCESS.specs.get(spec.name, spec)  # C++ says so if there is none
         if old.host is spec.host:
             spec.host.replace(spec.name, op, version, staged)

@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import signal
 import weakref
 
 import jax
@@ -57,6 +58,46 @@ def test_programs_of_places_that_tables_have_left_are_cleared(cleared, tmp_path)
         table = table.to(kvjax.storage.Mmap(tmp_path / str(number)))
     kvjax.drop_table("lifetime")
     assert cleared == [0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("call", ["create", "drop", "replace"])
+def test_an_interrupt_leaves_tables_that_both_sides_know(call, number, make, mesh, monkeypatch):
+    """Ctrl-C while the C++ side makes, drops or moves a large table is raised as its call returns."""
+    table = make(1).upsert([7], [[1.0]])
+    native = getattr(table.spec.host, call)
+
+    def interrupted(*args, **kwargs):
+        monkeypatch.setattr(table.spec.host, call, native)
+        result = native(*args, **kwargs)
+        signal.raise_signal(number)
+        return result
+
+    def stop(*_):
+        raise SystemExit
+
+    before = signal.signal(number, stop)
+    monkeypatch.setattr(table.spec.host, call, interrupted)
+    calls = {
+        "create": lambda: kvjax.get_table("lifetime", dim=1),
+        "drop": lambda: kvjax.drop_table(table.name),
+        "replace": lambda: kvjax.reshard(table, mesh(2)),
+    }
+    try:
+        with pytest.raises(SystemExit):
+            calls[call]()
+        assert signal.getsignal(number) is stop
+    finally:
+        signal.signal(number, before)
+    left = {"create": {table.name, "lifetime"}, "drop": set(), "replace": {table.name}}[call]
+    assert set(kvjax.tables()) == set(kvjax.stats()) == left
+    if call == "replace":
+        assert kvjax.get_table(table.name).lookup(7).tolist() == [1.0]
+    for name in left:
+        kvjax.drop_table(name)
+    assert len(kvjax.get_table(table.name, dim=1)) == 0
+    with pytest.raises((ValueError, RuntimeError), match="stale"):
+        jax.block_until_ready(table.lookup(7))
 
 
 @pytest.mark.cpu_table
