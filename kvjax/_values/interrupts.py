@@ -8,17 +8,14 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Those whose handlers raise: KeyboardInterrupt, and in many programs SystemExit."""
-
-
 @contextlib.contextmanager
 def uninterrupted() -> Generator[None]:
     """Has handlers of signals run after the body, of which an exception would be raised between any two of its lines.
     Only the main thread runs them."""
     handlers = {}
     if threading.current_thread() is threading.main_thread():
-        handlers = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
+        every = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        handlers = {number: handler for number, handler in every.items() if callable(handler)}
     came: list[tuple[int, Any]] = []
     try:
         for number in handlers:

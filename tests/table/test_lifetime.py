@@ -60,7 +60,7 @@ def test_programs_of_places_that_tables_have_left_are_cleared(cleared, tmp_path)
     assert cleared == [0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
 @pytest.mark.parametrize("call", ["create", "drop", "replace"])
 def test_an_interrupt_leaves_tables_that_both_sides_know(call, number, make, mesh, monkeypatch):
     """Ctrl-C while the C++ side makes, drops or moves a large table is raised as its call returns."""
