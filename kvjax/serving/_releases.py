@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from kvjax.serving._follow import ReleaseOptions
 
 
-class _AlreadyCurrentError(Exception):
-    """No other release is wanted."""
+class _OvertakenError(Exception):
+    """Another release has become the current one, of a newer checkpoint perhaps."""
 
 
 class Releases:
@@ -393,16 +394,21 @@ class Releases:
         chosen, options = chosen_tables(tables, "follow"), ReleaseOptions(quantise, prune, missing)
         try:
             self._folder.check_not_paused("follow")
-            return unreplaced(
-                checkpoint, base, "follow", lambda chain: self._follow(chain, files, chosen, keep, options)
-            )
+            while True:
+                before = self._before()  # first: who finds a newer checkpoint meanwhile publishes behind this
+                follow = functools.partial(
+                    self._follow, before=before, files=files, chosen=chosen, keep=keep, options=options
+                )
+                with contextlib.suppress(_OvertakenError):
+                    return unreplaced(checkpoint, base, "follow", follow)
         except PausedError as error:  # no error of a trainer's: a later call takes what this one leaves
             warnings.warn(str(error), stacklevel=level_of_user())
             return self.refresh()
 
     def _follow(
-        self, chain: Chain, files: Any, chosen: frozenset[str] | None, keep: int, options: ReleaseOptions
-    ) -> Release:
+        self, chain: Chain, before: Release | None, files: Any, chosen: frozenset[str] | None, keep: int,
+        options: ReleaseOptions,
+    ) -> Release:  # fmt: skip
         from kvjax.serving._follow import write_release
 
         names = chain.names if chosen is None else sorted(chosen)
@@ -414,16 +420,14 @@ class Releases:
             same = set(before.checkpoint) & set(digests) and set(before) == set(names)
             return bool(same) and (callable(made_of) or not made_of) and options.is_of(before)
 
-        before = self._before()
         if before is not None and is_current(before):
             return before
         if callable(files):
             files = files(chain.catalog.directory)
         check_by_name("follow", {}, files)
-        with contextlib.suppress(_AlreadyCurrentError), self._new("follow", keep) as folder:
-            before = self._before()
-            if before is not None and is_current(before):  # by another process, for which this one has waited
-                raise _AlreadyCurrentError
+        with self._new("follow", keep) as folder:
+            if self._before() is not before:  # of another writer, for which this one has waited
+                raise _OvertakenError
             write_release(folder, chain, names, before, files or {}, options)
         return self.refresh()
 

@@ -132,6 +132,34 @@ def test_two_that_follow_at_once_publish_one_release(make, tmp_path):
     assert [info.number for info in Releases(tmp_path / "model").history()] == [1, 2]
 
 
+@pytest.mark.parametrize("behind", ["its look at the releases", "all looks"])
+def test_one_that_is_overtaken_follows_the_newest_checkpoint(behind, make, tmp_path, monkeypatch):
+    """Two follow one folder: the first has found a checkpoint when the next one is saved, which the other publishes."""
+    table, saved, of = make(1).upsert([1], [[1.0]]), tmp_path / "saved", []
+    save(saved / "1", [table], cursor="c")
+
+    def overtaken(folder):
+        of.append(folder.name)
+        if len(of) == 1:
+            save(saved / "2", [table.upsert([1], [[2.0]])], since="c")
+            Releases(tmp_path / "model").follow(saved, {"by": b"other"})
+
+    def follow(self, chain, *args, **kwargs):
+        overtaken(chain.catalog.directory)
+        return was(self, chain, *args, **kwargs)
+
+    def files(folder):
+        overtaken(folder)
+        return {"by": b"this"}
+
+    was = Releases._follow
+    if behind != "all looks":
+        monkeypatch.setattr(Releases, "_follow", follow)
+    release = Releases(tmp_path / "model").follow(saved, files)
+    assert (release.number, release[table.name].lookup(1).tolist(), release.files["by"]) == (1, [2.0], b"other")
+    assert of[0] == "1"
+
+
 def test_bases_are_found_or_said(make, tmp_path):
     table = make(2).upsert(AWKWARD, np.ones((8, 2)))
     save(tmp_path / "far/base", [table], cursor="c")
