@@ -122,13 +122,11 @@ def get_table(name: str, given: Arguments) -> Table:
             raise fail(
                 ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
             )
-        while True:  # another thread may drop it, and make another of its name
-            known = PROCESS.spec_of(name)
-            if known is None:
-                mend = meant(name, PROCESS.all_specs()) + "give dim= to create it"
-                raise fail(KeyError, name, "get_table", "a table of this name", "none", mend)
-            with contextlib.suppress(Replaced):
-                return live(known)
+        table = _of_now(name, live)
+        if table is None:
+            mend = meant(name, PROCESS.all_specs()) + "give dim= to create it"
+            raise fail(KeyError, name, "get_table", "a table of this name", "none", mend)
+        return table
     check_process(name, "get_table")  # before a device is asked whether the table belongs there
     return get_or_make(name, given.dim, _placement(given, name, PROCESS.spec_of(name)), given)
 
@@ -225,11 +223,17 @@ def stats() -> dict[str, Stats]:
 
 
 def _of_all(f: Callable[[TableSpec], T]) -> dict[str, T]:
-    found = {}
-    for name, spec in PROCESS.all_specs().items():
-        with contextlib.suppress(KeyError, Replaced):  # dropped in the meantime
-            found[name] = f(spec)
-    return found
+    found = {name: _of_now(name, f) for name in PROCESS.all_specs()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_now(name: str, f: Callable[[TableSpec], T]) -> T | None:
+    """What `f` gives of the table of this name, or None if there is none. Another thread may move it meanwhile, or drop
+    it and make another of its name; then `f` is asked again."""
+    while (spec := PROCESS.spec_of(name)) is not None:
+        with contextlib.suppress(KeyError, Replaced):
+            return f(spec)
+    return None
 
 
 def drop_table(name: str) -> None:

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import kvjax
-from kvjax._table import handle
+from kvjax._table import handle, registry
 from tests.support.marks import slow
 from tests.support.tables import finished, on_gpu
 
@@ -221,3 +221,17 @@ def test_a_table_that_another_thread_replaces_meanwhile(make, monkeypatch):
     table = kvjax.get_table(table.name, dim=2)
     with pytest.raises(RuntimeError, match="another of its name, with dim 3"):
         table.refresh()
+
+
+@pytest.mark.parametrize("all_of, read", [(kvjax.tables, "live"), (kvjax.stats, "stats_of")])
+def test_a_table_that_another_thread_moves_meanwhile_is_there(all_of, read, make, mesh, monkeypatch):
+    """It is asked for where it was, and its numbers shard by shard, of which some are gone."""
+    table, of = make(2, mesh=mesh(2)), getattr(registry, read)
+
+    def moved(spec):
+        monkeypatch.undo()
+        kvjax.reshard(kvjax.get_table(spec.name), None)
+        return of(spec)
+
+    monkeypatch.setattr(registry, read, moved)
+    assert table.name in all_of() and table.refresh().spec.placement is None
