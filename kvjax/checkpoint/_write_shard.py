@@ -64,9 +64,11 @@ def _write_shard(
         raise CheckpointError(
             f"kvjax: table {meta['name']!r}, {op}: want a folder without it, got {folder}; save to another"
         ) from error
-    writers = {path: ArrayWriter(folder / path, dtype, shape, spent) for path, (dtype, shape) in folders.items()}
+    writers: dict[str, ArrayWriter] = {}
     entries: dict[str, FileEntry] = {}
     try:
+        for path, (dtype, shape) in folders.items():  # each of which begins to write
+            writers[path] = ArrayWriter(folder / path, dtype, shape, spent)
         for piece in pieces:
             for name, rows in piece.items():
                 if name in names:

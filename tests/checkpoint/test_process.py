@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import kvjax
-from kvjax.checkpoint import _files, _new, _threads, restore, save, verify
+from kvjax.checkpoint import _arrays, _files, _new, _pace, _threads, restore, save, verify
 from kvjax.serving import FrozenTable, Releases
 from tests.support.marks import slow
 
@@ -96,6 +96,32 @@ def test_an_interrupt_waits_for_what_is_under_way():
     """In a process whose main thread this is sure to be."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=300)
     assert done.stdout == "interrupted\n", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_save_that_fails_as_it_begins_waits_for_what_is_under_way(error, tables, tmp_path, monkeypatch):
+    """The next save makes the same folder, and must not find in it what this one is still writing."""
+    begun, ended, write, said = threading.Event(), [], _pace.write_file, _arrays.zarr_json
+
+    def slow_write(path, data):
+        begun.set()
+        time.sleep(0.2)
+        ended.append(write(path, data))
+        return ended[-1]
+
+    def second_fails(dtype, shape):
+        if calls:
+            assert begun.wait(30)
+            raise error
+        calls.append(shape)
+        return said(dtype, shape)
+
+    calls = []
+    monkeypatch.setattr(_pace, "write_file", slow_write)
+    monkeypatch.setattr(_arrays, "zarr_json", second_fails)
+    with pytest.raises(error):
+        save(tmp_path / "a", tables[:1])
+    assert len(ended) == 1
 
 
 def test_a_handler_saves_while_a_thread_starts(tables, tmp_path, monkeypatch):
