@@ -113,6 +113,15 @@ def test_errors_say_where_a_table_is(make, places):
         kvjax.get_table(table.name, dim=2, mesh=mesh, partitioner=other)
 
 
+def test_a_shard_that_a_move_has_taken_is_said(make, mesh):
+    """To a call of another thread that has looked where the table is, and asks its shards meanwhile."""
+    table = make(dim=2, mesh=mesh(2))
+    kvjax.reshard(table, None)
+    want = r"export: want one of the 1 shards of this process, got shard 1 of another place, .* use kvjax.get_table"
+    with pytest.raises(KeyError, match=want):
+        table.spec.host.export_table(table.name, 1, 0, False, "export")
+
+
 def test_a_failure_leaves_the_table_as_it_was(make, mesh):
     table = trained(make(dim=2, mesh=mesh(4), initializer=1.0))
     before = table.snapshot().rows

@@ -304,8 +304,9 @@ inline Error DeviceError(std::string_view table, std::string_view op, int32_t de
 /// A number that none of the `shards` shards of a table in this process has.
 inline Error ShardError(std::string_view table, std::string_view op, size_t shards, size_t shard) {
   return MakeError(ErrorCode::kNotFound, table, op,
-                   "one of the " + std::to_string(shards) + " shards of this process", std::to_string(shard),
-                   "call kvjax's Python functions");
+                   "one of the " + std::to_string(shards) + " shards of this process",
+                   "shard " + std::to_string(shard) + " of another place, as before a move",
+                   "use kvjax.get_table(name), or its live(), which are of the table where it is now");
 }
 
 /// A table that was written while another thread made its new shards.
