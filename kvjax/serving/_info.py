@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from kvjax._formats.atomic import saying, written
 from kvjax._values.numbers import integer_in, is_integer, is_real
-from kvjax.serving._format import damaged, read
+from kvjax.serving._format import damaged, identity_of, read
 
 SUFFIX = ".frozen"
 """Of the file of a table."""
@@ -86,6 +87,13 @@ def info_of(path: Path) -> ReleaseInfo:
         raise
     except OSError as error:
         return dataclasses.replace(info, damaged=f"{error.strerror}: {error.filename}")
+
+
+def identity_at(path: Path) -> tuple[int, int, int] | None:
+    """Changes when another release takes the place of the one in this folder; None if nothing is known of that."""
+    with contextlib.suppress(OSError):
+        return identity_of(os.stat(path / _INFO))
+    return None
 
 
 def _read(path: Path, info: ReleaseInfo) -> ReleaseInfo:

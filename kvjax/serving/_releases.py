@@ -20,7 +20,7 @@ from kvjax.serving._contents import RowsLike
 from kvjax.serving._folder import Folder, file_of, write_files
 from kvjax.serving._format import FrozenError, share
 from kvjax.serving._frozen import FrozenTable
-from kvjax.serving._info import FILES, ReleaseInfo, info_of, write_info
+from kvjax.serving._info import FILES, ReleaseInfo, identity_at, info_of, write_info
 from kvjax.serving._release import Changes, PausedError, Release, check_by_name, check_changes
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Releases:
         self.path = local(path, "Releases")
         self._folder = Folder(self.path)
         self._current: Release | None = None
+        self._identity: object = None  # of the current one
         self._opening = threading.Lock()
 
     # ---- reading ---------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class Releases:
         return self.refresh() if current is None else current
 
     def refresh(self) -> Release:
-        """The release that is current now. The call reads one small file.
+        """The release that is current now. The call reads one small file, and looks at another.
 
         Returns:
           An open `Release`; the one of before if it is still the current one.
@@ -124,10 +125,12 @@ class Releases:
         with self._opening:
             while True:
                 name = self._folder.name()
-                if self._current is not None and self._current.path.name == name:
-                    return self._current
+                now, identity = self._current, identity_at(self.path / name)
+                # In a folder that was made anew, another release may have the number.
+                if now is not None and now.path.name == name and identity in (self._identity, None):
+                    return now
                 try:
-                    self._current = Release(self.path / name)
+                    self._current, self._identity = Release(self.path / name), identity
                     return self._current
                 except FileNotFoundError as error:
                     if self._folder.name() == name:  # else it went while this one came

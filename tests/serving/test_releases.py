@@ -179,6 +179,21 @@ def test_what_goes_wrong_leaves_the_current_release(tmp_path):
         assert releases.publish({"a/b": rows(7, 3)}, missing="zeros")["a/b"].lookup([0]).tolist() == [[7.0] * 4]
 
 
+def test_a_folder_that_is_made_anew_has_other_releases_of_the_same_numbers(tmp_path):
+    """Whoever has the old one open takes the new one, to read it and to change it."""
+    server, trainer = Releases(tmp_path / "v"), Releases(tmp_path / "v")
+    for value in (1, 2):
+        Releases(tmp_path / "v").publish({"t": rows(value, 3)}, {"value": b"%d" % value}, missing="zeros")
+        now = server.refresh()
+        assert (now.number, now["t"].lookup([0]).tolist(), now.files["value"]) == (1, [[value] * 4], b"%d" % value)
+        assert server.refresh() is now
+        if value == 1:
+            trainer.refresh()
+            shutil.rmtree(tmp_path / "v")
+    changed = trainer.update({"t": Changes([1], np.full((1, 4), 9))})
+    assert changed["t"].lookup([0, 1])[:, 0].tolist() == [2.0, 9.0] and changed.files["value"] == b"2"
+
+
 def test_arguments_that_mean_nothing_publish_nothing(tmp_path):
     releases = Releases(tmp_path / "v")
     releases.publish({"t": rows(1, 3)}, missing="zeros")
