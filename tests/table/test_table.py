@@ -214,6 +214,16 @@ def test_stale_handles_are_refused(use, make):
     np.testing.assert_array_equal(stale.refresh().lookup(np.arange(2)), np.ones((2, 4)))
 
 
+def test_showing_a_table_takes_no_error_of_another_call(make):
+    """A call on a device may be refused without anybody being told yet, and what shows a table hands no error on."""
+    stale = make()
+    live, following = stale.upsert(np.arange(2), np.ones((2, 4))), stale.live()
+    with pytest.raises((*REFUSED, RuntimeError), match="stale"):
+        jax.block_until_ready(stale.remove(np.arange(2)))
+        assert "rows=2" in repr(live) and len(following) == 2
+        kvjax.stats()
+
+
 def test_names(make):
     table = make(4, initializer=0.5, seed=3)
     assert kvjax.get_table(table.name).spec == table.spec and table.name in kvjax.tables()

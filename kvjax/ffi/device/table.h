@@ -181,7 +181,8 @@ class DeviceTable {
 
  private:
   /// Holds the table for a call, puts it behind those before it, and raises what these have been refused for:
-  /// not a part of a step of one shard, which would fail alone, nor of a load that has begun.
+  /// not a part of a step of one shard, which would fail alone, nor of a load that has begun, nor a call that
+  /// only shows the table, whose caller may not hand an error on.
   class Entered {
    public:
     Entered(const DeviceTable& table, Q& q, Op op, bool raises = true)

@@ -351,7 +351,7 @@ Statistics DeviceTable<Q>::Stats() const {
 template <class Q>
 std::pair<size_t, uint32_t> DeviceTable<Q>::Rows() const {
   Q q = Q::Alone(spec_.device);
-  const Entered entered(*this, q, "repr");
+  const Entered entered(*this, q, "repr", /*raises=*/false);
   const Control control = Fetch(q, control_.data());
   return {control.size, control.version};
 }
