@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
+from kvjax._ops import order
 from kvjax._sharded import writes
+from kvjax._sharded.mesh import elements
 from kvjax._spec.unsupported import check_evict
 from kvjax._table.behind import warn_if_behind, warn_of_write
 from kvjax._table.checks import keys_for, version_to_write
@@ -59,7 +61,9 @@ class Writes(Handle):
         """
         keys = keys_for(self, keys, "lookup_or_insert")
         table = _write_keys(self, "lookup_or_insert", keys)
-        return lookup(table, Query(keys))[0], table
+        rows = lookup(table, Query(keys))[0]
+        # An error that the read is the first to meet is this handle's, too, whose user may want no rows.
+        return rows, table.at(order.after(self.spec, table.version, elements(self.spec, [rows])))
 
     def upsert(self, keys: KeysLike, values: ArrayLike) -> Self:
         """Inserts or overwrites rows; of equal keys the last one wins. Slots and frequency stay as they are.

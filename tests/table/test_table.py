@@ -224,6 +224,12 @@ def test_showing_a_table_takes_no_error_of_another_call(make):
         kvjax.stats()
 
 
+def test_a_handle_of_inserted_rows_waits_for_them(make):
+    """On a device the read may be the first call to meet the error of the insertion, and its rows may be dropped."""
+    program = jax.jit(lambda t: t.lookup_or_insert(EVERY_KIND)[1])
+    assert "kvjax_lookup" in program.lower(make()).compile().as_text()
+
+
 def test_names(make):
     table = make(4, initializer=0.5, seed=3)
     assert kvjax.get_table(table.name).spec == table.spec and table.name in kvjax.tables()
