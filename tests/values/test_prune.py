@@ -61,6 +61,15 @@ def test_a_dry_run_says_what_each_rule_leaves_out():
         kvjax.Prune(predicate=lambda rows: 1).mask(rows)
 
 
+@pytest.mark.parametrize("n", [50, 0])
+def test_a_predicate_may_give_a_list(n):
+    """Also of no rows, as in an empty table or a delta in which nothing has changed."""
+    rows = rows_of().take(np.arange(50) < n)
+    rule = kvjax.Prune(predicate=lambda rows: [key % 2 == 0 for key in rows.keys])
+    np.testing.assert_array_equal(rule.mask(rows), even(rows))
+    assert rule.report(rows).dropped.rows == (~even(rows)).sum()
+
+
 def test_norms_of_large_rows_and_of_nan():
     values = np.float32([[3e38, 3e38], [1e-40, 0], [np.nan, 1], [np.inf, 1], [3, 4], [0, 0]])
     none = np.zeros(6, bool)
