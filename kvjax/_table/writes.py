@@ -25,6 +25,7 @@ from kvjax._values.arrays import ArrayLike, PyTree, array_of
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 from kvjax.evict import RANKINGS, Policy, all_but
+from kvjax.ffi import DEVICE
 
 H = TypeVar("H", bound=Handle)
 
@@ -62,8 +63,9 @@ class Writes(Handle):
         keys = keys_for(self, keys, "lookup_or_insert")
         table = _write_keys(self, "lookup_or_insert", keys)
         rows = lookup(table, Query(keys))[0]
-        # An error that the read is the first to meet is this handle's, too, whose user may want no rows.
-        return rows, table.at(order.after(self.spec, table.version, elements(self.spec, [rows])))
+        if self.spec.storage.backend == DEVICE:  # where the read may be the first to meet the insertion's error
+            return rows, table.at(order.after(self.spec, table.version, elements(self.spec, [rows])))
+        return rows, table
 
     def upsert(self, keys: KeysLike, values: ArrayLike) -> Self:
         """Inserts or overwrites rows; of equal keys the last one wins. Slots and frequency stay as they are.

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
+
 @contextlib.contextmanager
 def uninterrupted() -> Generator[None]:
     """Has handlers of signals run after the body, of which an exception would be raised between any two of its lines.
