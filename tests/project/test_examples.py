@@ -48,15 +48,20 @@ def summary_of(folder):
     return {k: v for k, v in summary.items() if "second" not in k}
 
 
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    run("two_tower.py", "--out", folder)
+    assert (folder / "two_tower.png").stat().st_size > 10_000
+    return summary_of(folder)
+
+
 @slow
-def test_two_tower_resumes_to_the_same_result(tmp_path):
-    run("two_tower.py", "--out", tmp_path / "whole")
-    assert "step 90 of" in run("two_tower.py", "--out", tmp_path / "killed", "--kill-at", 90, code=1)
-    assert "resumed at step 80" in run("two_tower.py", "--out", tmp_path / "killed")
-    whole = summary_of(tmp_path / "whole")
-    assert whole == summary_of(tmp_path / "killed")
-    assert whole["recall"] > 1.5 * whole["popular"][0]
-    assert (tmp_path / "whole/two_tower.png").stat().st_size > 10_000
+def test_two_tower_resumes_to_the_same_result(on_one_device, tmp_path):
+    assert "step 90 of" in run("two_tower.py", "--out", tmp_path, "--kill-at", 90, code=1)
+    assert "resumed at step 80" in run("two_tower.py", "--out", tmp_path)
+    assert on_one_device == summary_of(tmp_path)
+    assert on_one_device["recall"] > 1.5 * on_one_device["popular"][0]
 
 
 @slow
@@ -131,20 +136,11 @@ def alike(a, b):
     assert [a[name] for name in ("rows", "kept", "steps")] == [b[name] for name in ("rows", "kept", "steps")]
 
 
-@pytest.fixture(scope="module")
-def on_one_device(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one")
-    run("two_tower.py", "--out", folder)
-    return summary_of(folder)
-
-
 @slow
 def test_two_tower_on_four_devices_resumes_on_two(on_one_device, tmp_path):
-    run("two_tower.py", "--out", tmp_path / "four", "--devices", 4)
-    alike(summary_of(tmp_path / "four"), on_one_device)
-    run("two_tower.py", "--out", tmp_path / "killed", "--devices", 4, "--kill-at", 90, code=1)
-    assert "resumed at step 80" in run("two_tower.py", "--out", tmp_path / "killed", "--devices", 2)
-    alike(summary_of(tmp_path / "killed"), on_one_device)
+    run("two_tower.py", "--out", tmp_path, "--devices", 4, "--kill-at", 90, code=1)
+    assert "resumed at step 80" in run("two_tower.py", "--out", tmp_path, "--devices", 2)
+    alike(summary_of(tmp_path), on_one_device)
 
 
 @slow
