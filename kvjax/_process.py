@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import numpy as np
 
 from kvjax._values.errors import fail, level_of_user
-from kvjax._values.interrupts import uninterrupted
 
 MANY_SCORES = 128
 """So many score functions of one name are none that a program defines: they are made anew for each call."""
@@ -96,13 +95,6 @@ class Process:
         self.forked = self.forked or bool(self.specs)
         # Of programs that never end here, as JAX's threads are not there: the exit would wait for them for ever.
         self.started, self.met, self.said, self.keeps_refused = {}, {}, set(), False
-
-    @contextlib.contextmanager
-    def changing(self) -> Generator[None]:
-        """For a body that changes which tables there are, in C++ and here: in one go, as other threads and signals see
-        it."""
-        with self.lock, uninterrupted():
-            yield
 
     def spec_of(self, name: str) -> Any:
         """The spec of the table of this name, or None."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ from kvjax._process import PROCESS, check_process
 from kvjax._spec.spec import TableSpec
 from kvjax._table.at_exit import forget, wait_for_programs, wait_for_results
 from kvjax._values.errors import fail, meant
+from kvjax._values.in_one_go import in_one_go
 from kvjax.ffi import forget_failures, set_process
 from kvjax.storage import Mmap
 
@@ -25,15 +28,18 @@ count: they would cost others theirs."""
 def create(spec: TableSpec) -> TableSpec:
     """Makes a table, unless there is one of the name. Gives what the table of that name is."""
     check_process(spec.name, "get_table")
-    with PROCESS.changing():
+    with PROCESS.lock:
         if spec.name not in PROCESS.specs:
             _check_folder(spec, "get_table")
             first = PROCESS.first_versions.get(spec.name, 0)
             _number_failures(spec)
-            spec.host.create(spec.name, spec.native_options(), **spec.native_shards(), first_version=first)
-            PROCESS.specs[spec.name] = spec
-            PROCESS.births[spec.name] = first
-            PROCESS.outlived.discard(hash(spec))
+            options, shards = spec.native_options(), spec.native_shards()
+            in_one_go(  # so that C++ and Python know the same tables
+                partial(spec.host.create, spec.name, options, **shards, first_version=first),
+                partial(PROCESS.specs.__setitem__, spec.name, spec),
+                partial(PROCESS.births.__setitem__, spec.name, first),
+                partial(PROCESS.outlived.discard, hash(spec)),
+            )
         return PROCESS.specs[spec.name]
 
 
@@ -42,26 +48,29 @@ def drop(name: str) -> None:
     wait_for_programs()  # one whose table went from under it would fail on some devices alone
     if name in PROCESS.traced:  # else this might start JAX's backend
         wait_for_results()
-    with PROCESS.changing():
+    with PROCESS.lock:
         if name not in PROCESS.specs:
             mend = meant(name, PROCESS.specs) + "see kvjax.tables()"
             raise fail(KeyError, name, "drop_table", "a table of this name", "none", mend)
-        PROCESS.first_versions[name] = PROCESS.specs[name].host.drop(name)
-        spec = PROCESS.specs.pop(name)
-        _note_outlived(spec)
-        PROCESS.births.pop(name, None)
-        PROCESS.caught_up.pop(name, None)
-        PROCESS.of_modules.pop(name, None)
-        PROCESS.sinks.pop(name, None)
-        forget_failures(name)
-        forget(name)
+        spec = PROCESS.specs[name]
+        dropped = zip([name], map(spec.host.drop, [name]), strict=True)  # drops it once it is read
+        known = (PROCESS.specs, PROCESS.births, PROCESS.caught_up, PROCESS.of_modules, PROCESS.sinks)
+        try:
+            in_one_go(
+                partial(PROCESS.first_versions.update, dropped),
+                *(partial(of.pop, name, None) for of in known),
+                *_outliving(spec),
+            )
+        finally:
+            if name not in PROCESS.specs:  # also where an interrupt came behind all of it
+                forget_failures(name)
+                forget(name)
     _clear_programs()
 
 
-def _note_outlived(spec: TableSpec) -> None:
-    """Counts a table that goes, if programs were made for it."""
-    if spec.name in PROCESS.traced:
-        PROCESS.outlived.add(hash(spec))
+def _outliving(spec: TableSpec) -> list[Callable[[], None]]:
+    """For `in_one_go`: counts a table that goes, if programs were made for it."""
+    return [partial(PROCESS.outlived.add, hash(spec))] if spec.name in PROCESS.traced else []
 
 
 def _clear_programs() -> None:
@@ -100,21 +109,24 @@ def replace(spec: TableSpec, op: str, version: int, staged: Any) -> None:
       staged: made by `stage`.
     """
     wait_for_programs()  # as in `drop`
-    with PROCESS.changing():
+    with PROCESS.lock:
         old = PROCESS.specs.get(spec.name, spec)  # C++ says so if there is none
+        adopted: list[bool] = []
         if old.host is spec.host:
-            spec.host.replace(spec.name, op, version, staged)
+            moves = [partial(spec.host.replace, spec.name, op, version, staged)]
         else:
-            spec.host.adopt(spec.name, op, staged)
-            try:
-                old.host.drop(spec.name, op, version)
-            except BaseException:
+            moves = [
+                partial(spec.host.adopt, spec.name, op, staged),
+                partial(adopted.append, True),
+                partial(old.host.drop, spec.name, op, version),
+            ]
+        programs = [] if old == spec else [*_outliving(old), partial(PROCESS.outlived.discard, hash(spec))]
+        try:
+            in_one_go(*moves, partial(PROCESS.specs.__setitem__, spec.name, spec), *programs)
+        except BaseException:
+            if adopted and PROCESS.specs.get(spec.name) is old:  # else an interrupt came behind all of it
                 spec.host.drop(spec.name, op)
-                raise
-        PROCESS.specs[spec.name] = spec
-        if old != spec:
-            _note_outlived(old)
-            PROCESS.outlived.discard(hash(spec))
+            raise
     _clear_programs()
 
 
