@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvjax._formats.atomic import saying, written
 from kvjax._values.numbers import integer_in, is_integer, is_real
-from kvjax.serving._format import damaged, identity_of, read
+from kvjax.serving._format import damaged, read
 
 SUFFIX = ".frozen"
 """Of the file of a table."""
@@ -89,10 +89,11 @@ def info_of(path: Path) -> ReleaseInfo:
         return dataclasses.replace(info, damaged=f"{error.strerror}: {error.filename}")
 
 
-def identity_at(path: Path) -> tuple[int, int, int] | None:
-    """Changes when another release takes the place of the one in this folder; None if nothing is known of that."""
+def identity_at(path: Path) -> bytes | None:
+    """Changes when another release takes the place of the one in this folder; None if nothing is known of that. By what
+    is written there, the time of publication included, as some file systems give a file another number each time."""
     with contextlib.suppress(OSError):
-        return identity_of(os.stat(path / _INFO))
+        return (path / _INFO).read_bytes()
     return None
 
 

@@ -66,7 +66,7 @@ class Releases:
         self.path = local(path, "Releases")
         self._folder = Folder(self.path)
         self._current: Release | None = None
-        self._identity: object = None  # of the current one
+        self._identity: bytes | None = None  # of the current one
         self._opening = threading.Lock()
 
     # ---- reading ---------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Releases:
         return self.refresh() if current is None else current
 
     def refresh(self) -> Release:
-        """The release that is current now. The call reads one small file, and looks at another.
+        """The release that is current now. The call reads two small files.
 
         Returns:
           An open `Release`; the one of before if it is still the current one.
