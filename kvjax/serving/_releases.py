@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _OvertakenError(Exception):
-    """Another release has become the current one, of a newer checkpoint perhaps."""
+    """Another release of a checkpoint has become the current one, of a newer one perhaps."""
 
 
 class Releases:
@@ -429,8 +429,10 @@ class Releases:
             files = files(chain.catalog.directory)
         check_by_name("follow", {}, files)
         with self._new("follow", keep) as folder:
-            if self._before() is not before:  # of another writer, for which this one has waited
+            now = self._before()
+            if now is not None and now is not before and now.checkpoint:  # of who has followed, too
                 raise _OvertakenError
+            before = now  # of who updates perhaps, again and again: that must not keep this one from ever publishing
             write_release(folder, chain, names, before, files or {}, options)
         return self.refresh()
 

@@ -160,6 +160,22 @@ def test_one_that_is_overtaken_follows_the_newest_checkpoint(behind, make, tmp_p
     assert of[0] == "1"
 
 
+def test_updates_do_not_keep_one_that_follows_from_publishing(make, tmp_path):
+    """One comes each time between its look at the releases and its own one."""
+    table, model, calls = make(1).upsert([1], [[1.0]]), Releases(tmp_path / "model"), []
+    model.publish({table.name: table}, {"by": b"publish"})
+
+    def files(folder):
+        calls.append(folder)
+        Releases(tmp_path / "model").update({table.name: Changes([1], [[9.0]])}, {"more": b"update"})
+        return {"by": b"follow"}
+
+    save(tmp_path / "saved/1", [table])
+    release = model.follow(tmp_path / "saved", files)
+    assert (release.number, release[table.name].lookup(1).tolist(), len(calls)) == (3, [1.0], 1)
+    assert release.files == {"by": b"follow", "more": b"update"}
+
+
 def test_bases_are_found_or_said(make, tmp_path):
     table = make(2).upsert(AWKWARD, np.ones((8, 2)))
     save(tmp_path / "far/base", [table], cursor="c")
