@@ -350,9 +350,9 @@ class Releases:
 
         Args:
           checkpoint: path of the checkpoint, as for `kvjax.checkpoint.restore`.
-          files: those that change, by name; or a function that returns them, called once a checkpoint is found that is
-            not the current release's. It gets the folder of that checkpoint's tables: in a step of Orbax, the other
-            items (dense parameters) are beside that folder.
+          files: those that change, by name; or a function that returns them, called when a checkpoint is found that is
+            not the current release's, and again if another process follows meanwhile. It gets the folder of that
+            checkpoint's tables: in a step of Orbax, the other items (dense parameters) are beside that folder.
           tables: names of the tables to take; by default all.
           keep: see `publish`.
           quantise: for the rows of all tables, as in `FrozenTable.write`; by default as in the current release.
