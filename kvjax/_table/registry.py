@@ -231,8 +231,11 @@ def _of_now(name: str, f: Callable[[TableSpec], T]) -> T | None:
     """What `f` gives of the table of this name, or None if there is none. Another thread may move it meanwhile, or drop
     it and make another of its name; then `f` is asked again."""
     while (spec := PROCESS.spec_of(name)) is not None:
-        with contextlib.suppress(KeyError, Replaced):
+        try:
             return f(spec)
+        except (KeyError, Replaced):
+            if PROCESS.spec_of(name) is spec:  # nobody has, so it would fail again, and for ever
+                raise
     return None
 
 

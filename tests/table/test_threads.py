@@ -235,3 +235,17 @@ def test_a_table_that_another_thread_moves_meanwhile_is_there(all_of, read, make
 
     monkeypatch.setattr(registry, read, moved)
     assert table.name in all_of() and table.refresh().spec.placement is None
+
+
+@pytest.mark.parametrize("all_of, read", [(kvjax.tables, "live"), (kvjax.stats, "stats_of")])
+def test_an_error_about_a_table_that_stays_is_raised(all_of, read, make, monkeypatch):
+    make(2)
+    failing = iter([KeyError("shard")] * 3)  # so that a loop ends here
+
+    def failed(spec):
+        raise next(failing)
+
+    monkeypatch.setattr(registry, read, failed)
+    with pytest.raises(KeyError, match="shard"):
+        all_of()
+    assert len(list(failing)) == 2
