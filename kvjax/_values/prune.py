@@ -291,8 +291,8 @@ def norms_of(values: np.ndarray) -> np.ndarray:
 
 def _asked(predicate: Callable[[Exported], np.ndarray], rows: Exported) -> np.ndarray:
     given: object = predicate(rows)
-    # NumPy takes an empty list for one of floats.
-    mask = np.asarray(given, bool if isinstance(given, list) and not given else None)
+    # NumPy takes a list of nothing for one of floats.
+    mask = np.asarray(given, bool if isinstance(given, list | tuple) and not given else None)
     if mask.dtype != bool or mask.shape != (len(rows),):
         raise fail(
             ValueError, None, "prune", f"a function that gives ({len(rows)},) bool", f"{mask.shape} {mask.dtype}",

@@ -61,11 +61,12 @@ def test_a_dry_run_says_what_each_rule_leaves_out():
         kvjax.Prune(predicate=lambda rows: 1).mask(rows)
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize("n", [50, 0])
-def test_a_predicate_may_give_a_list(n):
+def test_a_predicate_may_give_a_list(n, kind):
     """Also of no rows, as in an empty table or a delta in which nothing has changed."""
     rows = rows_of().take(np.arange(50) < n)
-    rule = kvjax.Prune(predicate=lambda rows: [key % 2 == 0 for key in rows.keys])
+    rule = kvjax.Prune(predicate=lambda rows: kind(key % 2 == 0 for key in rows.keys))
     np.testing.assert_array_equal(rule.mask(rows), even(rows))
     assert rule.report(rows).dropped.rows == (~even(rows)).sum()
 
