@@ -171,7 +171,8 @@ def with_nnx(together):
     return model, lambda model, keys: model(keys), kvjax.flax.nnx.value_and_grad
 
 
-@pytest.mark.parametrize("kind", few([with_linen, with_nnx], 1))
+@slow
+@pytest.mark.parametrize("kind", [with_linen, with_nnx])
 def test_features_of_layers_are_what_their_calls_give(kind, promotion):
     found, keys = [], kvjax.keys(KEYS)
     for together in (True, False):

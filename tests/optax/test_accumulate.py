@@ -201,7 +201,8 @@ def test_an_nnx_model_is_restored_in_the_middle(make, tmp_path):
     kvjax.drop_table("middle")
 
 
-@pytest.mark.parametrize("trainable", few([True, False], 1))
+@slow
+@pytest.mark.parametrize("trainable", [True, False])
 def test_a_table_that_the_loss_does_not_read_is_saved_and_restored(trainable, make, tmp_path):
     """Orbax saves no arrays of no elements, as the gradients of such a table are."""
     params = {"t": make(DIM), "unread": make(DIM, trainable=trainable), "w": jnp.ones(DIM)}

@@ -63,6 +63,7 @@ class Model(nn.Module):
         return nn.Dense(3)(jnp.concatenate([user, bag], -1))
 
 
+@slow
 def test_a_linen_model_is_served_without_a_custom_call(tmp_path):
     users, watched = kvjax.keys([1, 2**40]), kvjax.keys([[5, 6, -1], [-1, -1, -1]])
     model = Model()

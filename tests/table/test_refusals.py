@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import kvjax
+from tests.support.marks import slow
 from tests.support.tables import finished
 
 SGD = optax.sgd(0.1)
@@ -211,6 +212,7 @@ def test_another_table_of_the_name_is_said(use, options, make):
         USES[use](table)
 
 
+@slow
 def test_dir_shows_what_there_is_to_use():
     assert {"flax", "optax", "orbax", "get_table"} <= set(dir(kvjax))
     for module in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):
