@@ -161,6 +161,6 @@ class _Trained(NamedTuple):
 
 
 def _trained(spec: TableSpec) -> _Trained:
-    stats = [spec.host.stats(spec.name, i) for i in spec.originals]
+    stats = [spec.host.stats(spec.name, i, raises=False) for i in spec.originals]
     distinct, steps = ([one[name] for one in stats] for name in ("distinct", "last_step"))
     return _Trained(sum(distinct), max(steps, default=0))

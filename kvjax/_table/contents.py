@@ -74,16 +74,18 @@ def copied(table: Handle, op: str, slots: bool = True, once: bool = False) -> Sn
       once: leave out shards of which another process has the first copy.
     """
 
-    def copy(table: Handle) -> Snapshot:
+    def copy(table: Handle, raises: bool) -> Snapshot:
         spec, view = table.spec, table.view
         shards = spec.originals if once else spec.kept
-        found = snapshot(spec, op, version_on_host(table.stored, op), slots or view is not None, shards)
+        found = snapshot(spec, op, version_on_host(table.stored, op), slots or view is not None, shards, raises)
         return found if view is None else view.snapshot(spec, found, slots)
 
     return of_newest(table, copy)
 
 
-def snapshot(spec: TableSpec, op: str, version: int, slots: bool, shards: Sequence[int]) -> Snapshot:
+def snapshot(
+    spec: TableSpec, op: str, version: int, slots: bool, shards: Sequence[int], raises: bool = True
+) -> Snapshot:
     """What some shards of this process hold together.
 
     Args:
@@ -92,10 +94,11 @@ def snapshot(spec: TableSpec, op: str, version: int, slots: bool, shards: Sequen
       version: of the handle.
       slots: whether to copy the optimizer's slots too.
       shards: numbers of local shards, which are no copies of each other; may be empty.
+      raises: as `of_newest` says.
     """
     dim, row_dtype, key_dtype = spec.dim, spec.row_dtype, spec.key_dtype
     parts = [
-        from_native(spec.host.export_table(spec.name, shard, version, slots, op), dim, row_dtype, key_dtype)
+        from_native(spec.host.export_table(spec.name, shard, version, slots, op, raises), dim, row_dtype, key_dtype)
         for shard in shards or spec.shards[:1]
     ]
     return joined(parts) if shards else _emptied(parts[0])

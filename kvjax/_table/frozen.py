@@ -73,11 +73,12 @@ class FrozenRows:
         return 0
 
 
-def freeze_rows(table: Handle) -> FrozenRows | None:
+def freeze_rows(table: Handle, raises: bool = True) -> FrozenRows | None:
     """Freezes the shards of this process of which others are copies.
 
     Args:
       table: the live handle.
+      raises: whether to raise what other calls were refused for, as `of_newest` says.
 
     Returns:
       None if there are none, or they live in an engine of the user's, or their rows, one shard after the other, are not
@@ -92,7 +93,7 @@ def freeze_rows(table: Handle) -> FrozenRows | None:
         return None
     if placement is not None:  # each has a range of buckets
         shards = sorted(shards, key=lambda i: placement.local[i].shard)
-    frozen: list[dict[str, Any]] = [spec.host.freeze(spec.name, shard, version, True) for shard in shards]
+    frozen: list[dict[str, Any]] = [spec.host.freeze(spec.name, shard, version, True, raises) for shard in shards]
     slots: dict[str, str] = next((dict(one["slots"]) for one in frozen if one["slots"]), {})
     types = column_types(spec.dim, spec.row_dtype, spec.key_dtype, slots)
     pinned = any(one["pinned"] for one in frozen)

@@ -114,9 +114,14 @@ class Stats:
 _PLANES = {"index": "index", "values": "value", "headers": "header", "slots": "slot", "admission": "admission"}
 
 
-def stats_of(spec: TableSpec) -> Stats:
-    """The numbers of the shards of this process; what `Stats` says by a name that the C++ side has too is as it is."""
-    every: list[dict[str, Any]] = [spec.host.stats(spec.name, shard) for shard in range(len(spec.shards))]
+def stats_of(spec: TableSpec, raises: bool = True) -> Stats:
+    """The numbers of the shards of this process; what `Stats` says by a name that the C++ side has too is as it is.
+
+    Args:
+      spec: of the table.
+      raises: whether to raise what other calls were refused for, which a device says late.
+    """
+    every: list[dict[str, Any]] = [spec.host.stats(spec.name, shard, raises) for shard in range(len(spec.shards))]
     raw = _summed([every[shard] for shard in spec.kept])
     plain = {field.name: raw[field.name] for field in dataclasses.fields(Stats) if field.name in raw}
     derived: dict[str, Any] = {

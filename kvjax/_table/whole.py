@@ -331,7 +331,7 @@ class Whole(Handle):
         """
         check_on_host(self, "stats")
         wait(self)
-        return stats_of(self.spec)
+        return stats_of(self.spec, raises=not self.follows)
 
     def on_evict(self, sink: contents.Sink | None) -> Self:
         """Sends the rows of every later eviction to a function before they are removed. In several processes, each

@@ -89,16 +89,20 @@ def size(name: str, shard: int, version: int, op: str = "size") -> int:
 def reserve(name: str, shard: int, version: int, n: int) -> None:
     """Makes space for n rows in all."""
 
-def export_table(name: str, shard: int, version: int, with_slots: bool, op: str = "export") -> dict[str, object]:
+def export_table(
+    name: str, shard: int, version: int, with_slots: bool, op: str = "export", raises: bool = True
+) -> dict[str, object]:
     """
     The snapshot of a shard as flat arrays, sorted by (bucket, key): keys, values, freqs, versions, has_slots,
     pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,
-    pending_counts and sketch. op: of the call that wants it, for errors.
+    pending_counts and sketch. op: of the call that wants it, for errors. raises: whether to raise what other
+    calls have been refused for, which a device says late.
     """
 
-def stats(name: str, shard: int) -> dict[str, Any]:
+def stats(name: str, shard: int, raises: bool = True) -> dict[str, Any]:
     """
-    What a shard holds and has done, by name; "evicted" is a dict of rows by reason.
+    What a shard holds and has done, by name; "evicted" is a dict of rows by reason. raises: as of
+    export_table.
     """
 
 def rows(name: str, shard: int) -> tuple[int, int]:
@@ -180,7 +184,7 @@ def export_since(name: str, shard: int, version: int, token: int) -> dict[str, o
 class Frozen:
     """The rows of a shard as they were at one moment."""
 
-def freeze(name: str, shard: int, version: int, with_slots: bool) -> dict[str, Any]:
+def freeze(name: str, shard: int, version: int, with_slots: bool, raises: bool = True) -> dict[str, Any]:
     """
     What export_table gives, but for the columns: rows, whether one is pinned, offsets, last_step, slots as
     (name, type), the admission; and as frozen what next_part gives the columns of. Writes may go on.

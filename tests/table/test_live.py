@@ -86,6 +86,28 @@ def test_slots_are_read_too(make):
     assert live.slot("trace", 7).tolist() == [1.0, 1.0]
 
 
+def test_no_read_takes_the_error_of_another_call(make, tmp_path):
+    """A device refuses a call before anybody has been told, and what it was refused for is for the code that writes."""
+    stale = make(2)
+    table, _ = stale.apply(optax.trace(0.9), kvjax.SparseRows(np.array([7]), jnp.ones((1, 2))))
+    live = jax.block_until_ready(table).live()
+    reads = [
+        lambda: len(live.export()),
+        lambda: live.stats().size,
+        lambda: len(live.slot("trace", [7])),
+        lambda: len(kvjax.checkpoint.save(tmp_path / "saved", {"t": live}) or live),
+        lambda: len(kvjax.serving.FrozenTable.write(tmp_path / "frozen", live)),
+    ]
+    found = []
+    for read in reads:
+        with pytest.raises(REFUSED, match="remove: want the live handle"):
+            jax.block_until_ready(stale.remove([7]))
+            table.spec.host.version(table.name, 0)  # waits for the device
+            found.append(read())
+            kvjax.stats()
+    assert found == [1] * len(reads) * kvjax.ffi.on_device()
+
+
 def test_a_following_handle_only_reads_rows(make, mesh):
     table = make(2)
     live, grads = table.live(), kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))

@@ -206,12 +206,16 @@ class Table {
   }
 
   /// All rows; `with_slots` false leaves the optimizer's slots behind.
-  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots, std::string_view op = "export") const;
-  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version, std::string_view op = "export") const;
+  // `raises` is for a device, whose errors come late.
+  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots, std::string_view op = "export",
+                                bool raises = true) const;
+  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version, std::string_view op = "export",
+                                               bool raises = true) const;
 
   /// The same, but the rows stay where they are, to be copied out part by part by NextOf, and writes may go
   /// on.
-  [[nodiscard]] std::pair<std::shared_ptr<Frozen>, AdmissionState> Freeze(uint32_t version, bool with_slots);
+  [[nodiscard]] std::pair<std::shared_ptr<Frozen>, AdmissionState> Freeze(uint32_t version, bool with_slots,
+                                                                          bool raises = true);
   /// Copies the next rows of what Freeze has given to where there is space for some; returns how many, in the
   /// end 0.
   [[nodiscard]] size_t NextOf(Frozen& frozen, const SnapshotSpace& to) const;
@@ -237,7 +241,7 @@ class Table {
   void SetSink(Sink sink);
   void SetScore(ScoreFunction score);
 
-  [[nodiscard]] Statistics Stats() const;
+  [[nodiscard]] Statistics Stats(bool raises = true) const;
   /// The number of rows and the version that they belong to.
   [[nodiscard]] std::pair<size_t, uint32_t> Rows() const;
   [[nodiscard]] SlotLayout Layout() const;

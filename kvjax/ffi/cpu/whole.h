@@ -13,14 +13,15 @@ inline std::shared_ptr<Table> Table::Make(const TableSpec& spec, const std::stri
   return table;
 }
 
-inline Snapshot Table::Export(uint32_t version, bool with_slots, std::string_view op) const {
+inline Snapshot Table::Export(uint32_t version, bool with_slots, std::string_view op, bool) const {
   const auto lock = Read(version, op, {});
   Snapshot out = CopyAll(in_.store, row_bytes(), with_slots, OnThreads);
   out.last_step = in_.last_step;
   return out;
 }
 
-inline std::pair<std::shared_ptr<Frozen>, AdmissionState> Table::Freeze(uint32_t version, bool with_slots) {
+inline std::pair<std::shared_ptr<Frozen>, AdmissionState> Table::Freeze(uint32_t version, bool with_slots,
+                                                                        bool) {
   const auto lock = Write(version, "save", {});
   AdmissionState admission = in_.admission.Save();
   auto frozen = std::make_shared<Frozen>(OnThreads, in_.store, row_bytes(), with_slots, in_.last_step);
@@ -40,7 +41,7 @@ inline size_t Table::NextOf(Frozen& frozen, const SnapshotSpace& to) const {
   return frozen.Next(in_.store, to);
 }
 
-inline AdmissionState Table::ExportAdmission(uint32_t version, std::string_view op) const {
+inline AdmissionState Table::ExportAdmission(uint32_t version, std::string_view op, bool) const {
   const auto lock = Read(version, op, {});
   return in_.admission.Save();
 }
@@ -113,7 +114,7 @@ inline void Table::SetScore(ScoreFunction score) {
   };
 }
 
-inline Statistics Table::Stats() const {
+inline Statistics Table::Stats(bool) const {
   return Observe([](const Contents& c) {
     const RowStore& store = c.store;
     const KeyIndex::Probes probes = store.index().SampleProbes();

@@ -153,13 +153,17 @@ class DeviceTable {
   [[nodiscard]] uint32_t SettledVersion() const;
   [[nodiscard]] size_t Size(uint32_t version, std::string_view op = "size") const;
   void Reserve(uint32_t version, size_t n);
-  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots, std::string_view op = "export") const;
-  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version, std::string_view op = "export") const;
+  // Those with `raises` may be asked by a following handle, and leave then what others have been refused for.
+  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots, std::string_view op = "export",
+                                bool raises = true) const;
+  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version, std::string_view op = "export",
+                                               bool raises = true) const;
   /// As the CPU's table, but the rows are copied to the host at once.
   [[nodiscard]] std::pair<std::shared_ptr<WholeSnapshot>, AdmissionState> Freeze(uint32_t version,
-                                                                                 bool with_slots) const {
-    return {std::make_shared<WholeSnapshot>(Export(version, with_slots, "save")),
-            ExportAdmission(version, "save")};
+                                                                                 bool with_slots,
+                                                                                 bool raises = true) const {
+    return {std::make_shared<WholeSnapshot>(Export(version, with_slots, "save", raises)),
+            ExportAdmission(version, "save", raises)};
   }
   [[nodiscard]] size_t NextOf(WholeSnapshot& frozen, const SnapshotSpace& to) const {
     return frozen.Next(to);
@@ -173,7 +177,7 @@ class DeviceTable {
   CursorToken OpenCursor(uint32_t version);
   void CloseCursor(CursorToken token);
   [[nodiscard]] Delta ExportSince(uint32_t version, CursorToken token, bool with_slots) const;
-  [[nodiscard]] Statistics Stats() const;
+  [[nodiscard]] Statistics Stats(bool raises = true) const;
   [[nodiscard]] std::pair<size_t, uint32_t> Rows() const;
   [[nodiscard]] SlotLayout Layout() const;
   void SetSink(Sink sink);
@@ -182,7 +186,8 @@ class DeviceTable {
  private:
   /// Holds the table for a call, puts it behind those before it, and raises what these have been refused for:
   /// not a part of a step of one shard, which would fail alone, nor of a load that has begun, nor a call that
-  /// only shows the table, whose caller may not hand an error on.
+  /// only shows the table, whose caller may not hand an error on, nor a read through a following handle: what
+  /// others have been refused for is theirs to raise.
   class Entered {
    public:
     Entered(const DeviceTable& table, Q& q, Op op, bool raises = true)
@@ -198,8 +203,7 @@ class DeviceTable {
       lock_ = std::unique_lock(table.mutex_);
       if (raises) table.Raise();
     }
-    /// For a read. One without a version is that of a following handle: what others have been refused for is
-    /// theirs to raise.
+    /// For a read. One without a version is that of a following handle.
     Entered(const DeviceTable& table, Q& q, Op op, const uint32_t* version)
         : Entered(table, Name(op), version != nullptr) {
       turn_.emplace(table.order_, q);

@@ -161,18 +161,18 @@ void DeviceTable<Q>::Reserve(uint32_t version, size_t n) {
 }
 
 template <class Q>
-Snapshot DeviceTable<Q>::Export(uint32_t version, bool with_slots, std::string_view op) const {
+Snapshot DeviceTable<Q>::Export(uint32_t version, bool with_slots, std::string_view op, bool raises) const {
   Q q = Q::Alone(spec_.device);
-  const Entered entered(*this, q, op);
+  const Entered entered(*this, q, op, raises);
   const Control control = Fetch(q, control_.data());
   Expect(op, version, control);
   return Copy(q, control, with_slots);
 }
 
 template <class Q>
-AdmissionState DeviceTable<Q>::ExportAdmission(uint32_t version, std::string_view op) const {
+AdmissionState DeviceTable<Q>::ExportAdmission(uint32_t version, std::string_view op, bool raises) const {
   Q q = Q::Alone(spec_.device);
-  const Entered entered(*this, q, op);
+  const Entered entered(*this, q, op, raises);
   const Control control = Fetch(q, control_.data());
   Expect(op, version, control);
   return admission_.Save(q, control);
@@ -301,9 +301,9 @@ void SampleProbes(Q& q, IndexView index, Probes* out) {
 }
 
 template <class Q>
-Statistics DeviceTable<Q>::Stats() const {
+Statistics DeviceTable<Q>::Stats(bool raises) const {
   Q q = Q::Alone(spec_.device);
-  const Entered entered(*this, q, "stats");
+  const Entered entered(*this, q, "stats", raises);
   const Control control = Fetch(q, control_.data());
   Scratch<Q, Probes> there(q, 1);
   q.Fill(there.data(), 0, sizeof(Probes));
@@ -358,7 +358,7 @@ std::pair<size_t, uint32_t> DeviceTable<Q>::Rows() const {
 
 template <class Q>
 SlotLayout DeviceTable<Q>::Layout() const {
-  const Entered entered(*this, "slot");
+  const Entered entered(*this, "slot", /*raises=*/false);
   return contents_.layout();
 }
 

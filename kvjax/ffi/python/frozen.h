@@ -29,10 +29,11 @@ struct FrozenShard {
 
 /// What is known at once, and as "frozen" what gives the rows.
 template <class T>
-nb::dict Freeze(std::string_view name, size_t shard, uint32_t version, bool with_slots) {
+nb::dict Freeze(std::string_view name, size_t shard, uint32_t version, bool with_slots, bool raises) {
   return WithMemory(name, "save", [&] {
     auto table = ShardOf<T>(name, "save", shard);
-    auto [rows, admission] = HostCall(name, "save", [&] { return table->Freeze(version, with_slots); });
+    auto [rows, admission] =
+        HostCall(name, "save", [&] { return table->Freeze(version, with_slots, raises); });
     nb::dict out;
     out["rows"] = rows->size();
     out["pinned"] = rows->pinned();
@@ -85,7 +86,9 @@ template <WholeTable T>
 void BindFrozen(nb::module_& m) {
   nb::class_<FrozenShard<T>>(m, "Frozen", "The rows of a shard as they were at one moment.");
   m.def("freeze", &Freeze<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"), nb::arg("with_slots"),
-        nb::sig("def freeze(name: str, shard: int, version: int, with_slots: bool) -> dict[str, typing.Any]"),
+        nb::arg("raises") = true,
+        nb::sig("def freeze(name: str, shard: int, version: int, with_slots: bool, raises: bool = True) -> "
+                "dict[str, typing.Any]"),
         "What export_table gives, but for the columns: rows, whether one is pinned, offsets, last_step, "
         "slots as\n"
         "(name, type), the admission; and as frozen what next_part gives the columns of. Writes may go on.");

@@ -31,9 +31,9 @@ namespace kvjax {
 /// What these calls want of a table; cpu/table.h says what each of them means.
 template <class T>
 concept WholeTable =
-    requires(T& table, const TableSpec& spec, const std::string& storage, uint32_t version, size_t n,
-             const SnapshotView& rows, const SnapshotSpace& space, const LoadHead& head,
-             typename T::Loaded loaded, Sink sink, ScoreFunction score) {
+    requires(T& table, const TableSpec& spec, const std::string& storage, std::string_view name,
+             uint32_t version, bool raises, size_t n, const SnapshotView& rows, const SnapshotSpace& space,
+             const LoadHead& head, typename T::Loaded loaded, Sink sink, ScoreFunction score) {
       { T::Make(spec, storage, version, n) } -> std::same_as<std::shared_ptr<T>>;
       { table.spec() } -> std::convertible_to<const TableSpec&>;
       { table.row_bytes() } -> std::convertible_to<size_t>;
@@ -41,14 +41,14 @@ concept WholeTable =
       table.Settle();
       { table.SettledVersion() } -> std::convertible_to<uint32_t>;
       { table.Size(version) } -> std::convertible_to<size_t>;
-      { table.Export(version, true) } -> std::same_as<Snapshot>;
-      { table.ExportAdmission(version) } -> std::same_as<AdmissionState>;
-      { table.NextOf(*table.Freeze(version, true).first, space) } -> std::same_as<size_t>;
+      { table.Export(version, true, name, raises) } -> std::same_as<Snapshot>;
+      { table.ExportAdmission(version, name, raises) } -> std::same_as<AdmissionState>;
+      { table.NextOf(*table.Freeze(version, true, raises).first, space) } -> std::same_as<size_t>;
       { table.BeginLoad(version, head) } -> std::same_as<typename T::Loaded>;
       table.AddLoaded(loaded, rows);
       table.EndLoad(loaded);
       { table.CommitLoad(std::move(loaded)) } -> std::convertible_to<uint32_t>;
-      { table.Stats() } -> std::same_as<Statistics>;
+      { table.Stats(raises) } -> std::same_as<Statistics>;
       { table.Rows() } -> std::convertible_to<std::tuple<size_t, uint32_t>>;
       { table.Layout() } -> std::convertible_to<SlotLayout>;
       table.Reserve(version, n);
@@ -176,14 +176,14 @@ inline void AdmissionToNumpy(AdmissionState&& admission, nb::dict& out) {
 
 template <class T>
 nb::dict ExportTable(std::string_view name, size_t shard, uint32_t version, bool with_slots,
-                     std::string_view op) {
+                     std::string_view op, bool raises) {
   return WithMemory(name, op, [&] {
     const auto table = ShardOf<T>(name, op, shard);
     Snapshot s;
     AdmissionState admission;
     HostCall(name, op, [&] {
-      s = table->Export(version, with_slots, op);
-      admission = table->ExportAdmission(version, op);
+      s = table->Export(version, with_slots, op, raises);
+      admission = table->ExportAdmission(version, op, raises);
     });
     nb::dict out = SnapshotToNumpy(std::move(s));
     AdmissionToNumpy(std::move(admission), out);
@@ -193,9 +193,9 @@ nb::dict ExportTable(std::string_view name, size_t shard, uint32_t version, bool
 
 /// Everything that kvjax.Stats says, by its names.
 template <class T>
-nb::dict TableStats(std::string_view name, size_t shard) {
+nb::dict TableStats(std::string_view name, size_t shard, bool raises) {
   const auto table = ShardOf<T>(name, "stats", shard);
-  const Statistics stats = HostCall(name, "stats", [&] { return table->Stats(); });
+  const Statistics stats = HostCall(name, "stats", [&] { return table->Stats(raises); });
   nb::dict out, evicted;
   for (const auto& [field, number] : kStatistics) out[field] = stats.*number;
   for (const auto& [reason, rows] : stats.evicted) {
@@ -282,16 +282,19 @@ void BindTables(nb::module_& m) {
       },
       nb::arg("name"), nb::arg("shard"), nb::arg("version"), nb::arg("n"), "Makes space for n rows in all.");
   m.def("export_table", &ExportTable<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
-        nb::arg("with_slots"), nb::arg("op") = "export",
-        nb::sig("def export_table(name: str, shard: int, version: int, with_slots: bool, op: str = 'export') "
-                "-> dict[str, object]"),
+        nb::arg("with_slots"), nb::arg("op") = "export", nb::arg("raises") = true,
+        nb::sig("def export_table(name: str, shard: int, version: int, with_slots: bool, op: str = 'export', "
+                "raises: bool = True) -> dict[str, object]"),
         "The snapshot of a shard as flat arrays, sorted by (bucket, key): keys, values, freqs, versions, "
         "has_slots,\n"
         "pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,\n"
-        "pending_counts and sketch. op: of the call that wants it, for errors.");
-  m.def("stats", &TableStats<T>, nb::arg("name"), nb::arg("shard"),
-        nb::sig("def stats(name: str, shard: int) -> dict[str, typing.Any]"),
-        "What a shard holds and has done, by name; \"evicted\" is a dict of rows by reason.");
+        "pending_counts and sketch. op: of the call that wants it, for errors. raises: whether to raise what "
+        "other\n"
+        "calls have been refused for, which a device says late.");
+  m.def("stats", &TableStats<T>, nb::arg("name"), nb::arg("shard"), nb::arg("raises") = true,
+        nb::sig("def stats(name: str, shard: int, raises: bool = True) -> dict[str, typing.Any]"),
+        "What a shard holds and has done, by name; \"evicted\" is a dict of rows by reason. raises: as of\n"
+        "export_table.");
   m.def("rows", &Rows<T>, nb::arg("name"), nb::arg("shard"),
         "The number of rows, and the version they belong to.");
   m.def("slots", &TableSlots<T>, nb::arg("name"), nb::arg("shard"),
