@@ -393,11 +393,13 @@ def as_keys(ids: Any, where: str = "keys") -> Keys:
     `where` names the table and the operation in errors.
     """
     if isinstance(ids, Keys):
-        if ids.words.dtype != jnp.uint32 or ids.words.shape[-1:] != (2,):
+        words: Any = ids.words
+        if getattr(words, "dtype", None) != jnp.uint32 or words.shape[-1:] != (2,):
+            got = f"{getattr(words, 'shape', '')} {getattr(words, 'dtype', type(words).__name__)}".lstrip()
             raise TypeError(
-                f"kvjax: {where}: want Keys of words (..., 2) uint32, got {ids.words.shape} {ids.words.dtype}: "
-                "a map over leaves has taken the words for ids; compute on the ids before kvjax.keys(ids), or use the "
-                "methods of Keys (reshape, ravel, where)"
+                f"kvjax: {where}: want Keys of words (..., 2) uint32, got {got}: kvjax.Keys was given ids, of which "
+                "kvjax.keys(ids) makes keys; or a map over leaves has taken the words for ids: compute on the ids "
+                "before kvjax.keys(ids), or use the methods of Keys (reshape, ravel, where)"
             )
         return ids
     if isinstance(ids, jax.Array):

@@ -27,6 +27,14 @@ def test_unsigned_and_signed_share_bits():
     assert np.asarray(kvjax.keys(np.array([2**64 - 1], np.uint64))).tolist() == [-1]
 
 
+@pytest.mark.parametrize("ids", [[1, 2], 7, None, np.arange(2)], ids=["list", "int", "None", "array"])
+def test_ids_in_place_of_words(make, ids):
+    """`kvjax.Keys` takes words, and `kvjax.keys` takes ids."""
+    for call in (make(1).lookup, lambda keys: kvjax.SparseRows(keys, np.ones((2, 1)))):
+        with pytest.raises(TypeError, match=r"Keys of words \(..., 2\) uint32, got .*kvjax.keys\(ids\) makes keys"):
+            call(kvjax.Keys(ids))
+
+
 def test_shapes():
     keys = kvjax.keys(np.arange(24).reshape(2, 3, 4))
     assert (keys.shape, keys.ndim, keys.size, len(keys)) == ((2, 3, 4), 3, 24, 2)
