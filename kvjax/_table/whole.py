@@ -175,8 +175,9 @@ class Whole(Handle):
 
         Args:
           rows: arrays as `export` returns them, in any order, with distinct keys; keys that wait for admission keep
-            their counts. Or the result of `snapshot`, which has its own counts. If a table is sharded over several
-            processes, they must call this together, and each gives the rows of its own shards, or all give all rows.
+            their counts, and frequencies stop at 2**62 - 1, as they do in training. Or the result of `snapshot`, which
+            has its own counts. If a table is sharded over several processes, they must call this together, and each
+            gives the rows of its own shards, or all give all rows.
           slot_types: dtype and shape of each slot in ``rows.slots`` ("float32[64]"); by default those of the
             snapshot or of the arrays.
           merge: keep the rows of the table whose keys are not in `rows`. Unlike `upsert`, this takes frequencies, row

@@ -157,6 +157,8 @@ def test_load_checks_its_arrays(make):
     with pytest.raises(TypeError, match="keys"):
         table.load(dataclasses.replace(rows, keys=rows.keys.astype(np.float64)))
     assert_equal(table.export(slots=True), rows)
+    most = table.load(dataclasses.replace(rows, freqs=np.full(len(rows), 2**63 - 1))).export().freqs
+    assert set(most.tolist()) == {2**62 - 1}
 
 
 def test_a_table_keeps_an_initializer_of_its_own(make, tmp_path):
