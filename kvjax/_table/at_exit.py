@@ -85,13 +85,26 @@ def acknowledge() -> bool:
     return bool(failed)
 
 
+def _refused_late() -> list[Exception]:
+    """What calls on tables of a device were refused for, and no later call has raised: no program fails for it."""
+    refused: list[Exception] = []
+    for spec in PROCESS.all_specs().values():
+        for shard in spec.shards if ffi.is_device(spec.storage.backend) else ():
+            try:
+                spec.host.version(spec.name, shard)  # waits for the device, so that the next call knows
+                spec.host.stats(spec.name, shard)
+            except (KeyError, ValueError, RuntimeError, MemoryError) as error:
+                refused.append(error)
+    return refused
+
+
 def _say_what_failed() -> None:
     if PROCESS.forked:  # the tables, and what has failed of them, are of the process that made them
         return
     failed = list(filter(None, map(_ours, wait_for_programs(of_all_threads=True))))  # JAX says the others
     for _, text, _ in ffi.left_failures():
         print(f"kvjax: a step was refused, and kvjax.commit has not been called: {text}", file=sys.stderr)
-    for text in failed:
+    for text in (*failed, *map(_ours, _refused_late())):
         if text not in PROCESS.met and text not in str(getattr(sys, "last_value", None)):
             said = "a write has failed that no call of kvjax has met (one of JAX may have)"
             print(f"kvjax: {said}: {text}", file=sys.stderr)

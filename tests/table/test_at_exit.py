@@ -48,6 +48,26 @@ def test_a_failure_is_said_once(ending):
     assert ("no call of kvjax has met" in program.stderr) == ending.startswith("not asked")
 
 
+LATE = """
+import numpy as np, kvjax
+table = kvjax.get_table("t", dim=1)
+live = table.upsert([7], np.ones((1, 1)))
+try:
+    table.remove([7])
+except RuntimeError:
+    print("at once")
+"""
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_what_a_device_refuses_last_is_said(met):
+    """On a device no later call has raised it."""
+    asks = "\ntry:\n    kvjax.tables(), live.size()\nexcept RuntimeError:\n    print('met')" * met
+    program = subprocess.run([sys.executable, "-c", LATE + asks], capture_output=True, text=True)
+    said = program.stderr.count("no call of kvjax has met (one of JAX may have): kvjax: table 't', remove: want the")
+    assert said == ("at once" not in program.stdout and not met), program
+
+
 FORKED = """
 import atexit, os, signal, sys
 import jax, jax.numpy as jnp, numpy as np
