@@ -7,6 +7,7 @@ import pytest
 
 from kvjax._process import MANY_ERRORS, PROCESS
 from kvjax._table.at_exit import met
+from tests.support.marks import few
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, optax, kvjax
@@ -59,7 +60,7 @@ except RuntimeError:
 """
 
 
-@pytest.mark.parametrize("met", [False, True])
+@pytest.mark.parametrize("met", few([False, True], 0))
 def test_what_a_device_refuses_last_is_said(met):
     """On a device no later call has raised it."""
     asks = "\ntry:\n    kvjax.tables(), live.size()\nexcept RuntimeError:\n    print('met')" * met
