@@ -15,6 +15,7 @@ from kvjax._keys.sparse_rows import is_sparse
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import check_transform
+from kvjax._training.whole_batch import as_before
 from kvjax._values.arrays import PyTree
 from kvjax.optax._checks import COUNT_FROM_1, check_known
 from kvjax.optax._conditional import init_within, update_if
@@ -133,7 +134,7 @@ def _plain(grad: Any) -> Any:
 def _mean(grad: Any, kept: Any) -> Any:
     """Of the gradients that are kept, which are like this one."""
     if not is_sparse(grad):
-        return jnp.mean(kept, 0)
+        return as_before(jnp.mean(kept, 0), grad)  # the state has one spec for all, by which each device has its own
     words, rows, counts, canary = kept
     whole = grad.replace(keys=Keys(words, grad.keys.narrow), rows=rows, counts=counts, canary=opaque_canary(canary))
     return merge(whole, scale=1 / rows.shape[0])
