@@ -51,13 +51,15 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
 
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.
-      every: steps for each update, 1 or more. Their batches must have the same shape.
+      every: steps for each update, 1 or more. Their batches must have the same shape. To change it, go on with
+        ``tx.init(params)._replace(inner=state.inner)`` after an update.
 
     Returns:
       An optax transform.
 
     Raises:
-      TypeError, ValueError: the arguments are none of these; or, in ``update``, the shape of the batch has changed.
+      TypeError, ValueError: the arguments are none of these; or, in ``update``, the shape of the batch has changed, or
+        the state is of another `every`.
 
     Example:
       >>> import kvjax, optax, jax.numpy as jnp, numpy as np
@@ -87,6 +89,7 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
         plain, form = jax.tree.flatten(jax.tree.map(_plain, updates, is_leaf=is_sparse))
         arrays = {f"{i:05}": array for i, array in enumerate(plain)}
         some = {name: array for name, array in arrays.items() if array.size}  # Orbax saves no others
+        _check_every(state.grads, every)
         kept = _put(state.grads if len(state.grads) else _room(some, every), some, state.steps)
 
         last = state.steps == every - 1
@@ -104,6 +107,17 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
 
 def _room(grads: Mapping[str, jax.Array], every: int) -> dict[str, jax.Array]:
     return {name: jnp.broadcast_to(x, (every, *x.shape)) for name, x in grads.items()}
+
+
+def _check_every(kept: Mapping[str, jax.Array], every: int) -> None:
+    """Whether there is one place for the gradients of each step: in others would be those of an earlier update."""
+    others = {x.shape[0] for x in kept.values()} - {every}
+    if others:
+        raise ValueError(
+            f"kvjax: accumulate: want a state that keeps the gradients of every={every} steps, got one of "
+            f"{min(others)}; to go on with another number of steps or devices, give "
+            "tx.init(params)._replace(inner=state.inner) after an update, when state.steps is 0"
+        )
 
 
 def _put(kept: Mapping[str, jax.Array], grads: Mapping[str, jax.Array], step: jax.Array) -> dict[str, jax.Array]:

@@ -112,10 +112,17 @@ def test_what_does_not_fit_is_refused(make):
             kvjax.optax.accumulate(inner, every)
     with pytest.raises(TypeError, match="want an optax transform"):
         kvjax.optax.accumulate("adam", 2)
-    params, tx = {"t": make(DIM)}, kvjax.optax.accumulate(inner, 2)
+    params, tx, other = {"t": make(DIM)}, kvjax.optax.accumulate(inner, 2), kvjax.optax.accumulate(inner, 4)
     _, state = tx.update({"t": kvjax.SparseRows(np.arange(2), jnp.ones((2, DIM)))}, tx.init(params), params)
     with pytest.raises(ValueError, match="want the gradients of batches of one shape"):
         tx.update({"t": kvjax.SparseRows(np.arange(3), jnp.ones((3, DIM)))}, state, params)
+    grads = {"t": kvjax.SparseRows(np.arange(2), jnp.ones((2, DIM)))}
+    with pytest.raises(ValueError, match=r"of every=4 steps, got one of 2; .*_replace\(inner=state.inner\)"):
+        other.update(grads, state, params)
+    updates, state = tx.update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+    _, state = other.update(grads, other.init(params)._replace(inner=state.inner), params)
+    assert state.steps == 1 and params["t"].stats().last_step == 1
 
 
 @slow
