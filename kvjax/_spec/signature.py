@@ -77,6 +77,9 @@ def _bound(signature: inspect.Signature, called: str, args: Any, kwargs: Any) ->
     except TypeError as error:
         unknown = [name for name in kwargs if name not in signature.parameters]
         hint = meant(unknown[0], signature.parameters).strip() if unknown else ""
+        named = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+        if not hint and named and len(args) > len(signature.parameters) - len(named):
+            hint = f"give options by their names, as {named[0]}="
         raise TypeError(f"{called}() {error}{hint and '; '}{hint}") from None
 
 

@@ -115,6 +115,7 @@ WRONG = {
         lambda t: kvjax.get_table("c", dim=4, sede=3),
         "unexpected keyword argument 'sede'; did you mean 'seed'?",
     ),
+    "dim without its name": (lambda t: kvjax.get_table("c", 4), "positional arguments; give options .*, as dim=$"),
     "layer": (
         lambda t: kvjax.flax.nnx.Embed("c", 4, sede=3),
         "unexpected keyword argument 'sede'; did you mean 'seed'?",
