@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+import types
 
 import pytest
 
+from kvjax import ffi
 from kvjax._process import MANY_ERRORS, PROCESS
+from kvjax._table import at_exit
 from kvjax._table.at_exit import met
 from tests.support.marks import few
 
@@ -67,6 +70,26 @@ def test_what_a_device_refuses_last_is_said(met):
     program = subprocess.run([sys.executable, "-c", LATE + asks], capture_output=True, text=True)
     said = program.stderr.count("no call of kvjax has met (one of JAX may have): kvjax: table 't', remove: want the")
     assert said == ("at once" not in program.stdout and not met), program
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("kvjax: table 't', remove: want the live handle, got a stale one"), True),
+        (RuntimeError("kvjax: table 't', stats: want the end of an eviction, got a sink that has run for 20 s"), False),
+        (KeyError("kvjax: table 't', stats: want a table of this name, got none"), False),
+    ],
+    ids=["of a write", "beside a slow sink", "dropped by a thread"],
+)
+def test_what_only_the_check_is_refused_for_is_no_write(error, said, monkeypatch):
+    def stats(name, shard):
+        raise error
+
+    storage = types.SimpleNamespace(backend=ffi.DEVICE)
+    host = types.SimpleNamespace(version=lambda name, shard: 1, stats=stats)
+    spec = types.SimpleNamespace(name="t", shards=range(1), storage=storage, host=host)
+    monkeypatch.setattr(PROCESS, "all_specs", lambda: {"t": spec})
+    assert at_exit._refused_late() == [error] * said
 
 
 FORKED = """
