@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import kvjax
 from kvjax.optax import accumulate, apply_if_finite, catch_up, ema_rows, group_lasso, joint, partition
-from tests.support.marks import few_rows, slow
+from tests.support.marks import few, few_rows
 
 pytestmark = pytest.mark.usefixtures("promotion")
 PLAIN, ADAM = optax.adagrad(0.1), catch_up(optax.adam(0.1))
@@ -75,8 +75,7 @@ WRAPPERS = {
 }
 
 
-@slow
-@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("name", few(WRAPPERS, 3))
 def test_parameters_that_each_device_has_its_own_of(name, make, mesh):
     place, tx = mesh(4), WRAPPERS[name](partition(dense=optax.adam(0.1), tables=PLAIN))
 
