@@ -14,6 +14,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import mlir
 
 from kvjax._export.used import TableUse, check, used_by
 from kvjax._formats.errors import needed
@@ -190,6 +191,8 @@ class Program:
         about = json.loads(rest[:length])
         try:
             exported = jax.export.deserialize(bytearray(rest[length:]))
+            with mlir.make_ir_context():  # or JAX reads the module, and refuses that of a newer one, at the first call
+                exported.mlir_module(serialized=False)
         except Exception as error:
             raise ProgramError(
                 f"kvjax: program, deserialize: want a program that jax {jax.__version__} reads, got {error!s:.300}; "

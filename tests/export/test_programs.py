@@ -1,5 +1,6 @@
 """Exported programs run without the code that they were made of, and read what the tables hold now."""
 
+import dataclasses
 import gc
 import subprocess
 import sys
@@ -205,6 +206,10 @@ def test_calls_are_checked(table):
             kvjax.Program.deserialize(bad)
     with pytest.raises(TypeError, match=r"want the bytes that Program.serialize returned, got str; of a file"):
         kvjax.Program.deserialize("program.bin")
+
+    program.exported = dataclasses.replace(program.exported, mlir_module_serialized=b"of a newer JAX")
+    with pytest.raises(ProgramError, match=r"want a program that jax \S+ reads, got .*StableHLO"):
+        kvjax.Program.deserialize(program.serialize())
 
 
 def test_what_is_missing_is_said(table):
