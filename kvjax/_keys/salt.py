@@ -14,6 +14,7 @@ import numpy as np
 from kvjax._keys.hashing import ODD, hash_integers
 from kvjax._keys.shapes import check_salts
 from kvjax._spmd.explicit import as_auto, sharding_of
+from kvjax._values.arrays import one_program
 from kvjax.ffi import host
 
 _Words = tuple[jax.Array, jax.Array]  # low and high
@@ -42,9 +43,7 @@ def salted(words: Any, salt: Any) -> Any:
         return _mixed_with(words, _constant(_first(salt)))
 
     def run(words: Any, salt: Any) -> Any:
-        salt = jnp.broadcast_to(salt, words.shape)
-        first = _add(mixed(salt[..., 0], salt[..., 1]), _constant(ODD))
-        return (_mixed_with(words, first),), ()
+        return (_mixed_with_each(words, salt),), ()
 
     return as_auto(run, sharding_of(words, len(shape)), jnp.asarray(words), jnp.asarray(salt))[0][0]
 
@@ -60,8 +59,15 @@ def _first(salt: int) -> int:
     return mix + ODD
 
 
+@one_program()  # of any number that is added, so that all salts share its trace
 def _mixed_with(words: Any, first: _Words) -> jax.Array:
     return jnp.stack(mixed(*_add((words[..., 0], words[..., 1]), first)), -1)
+
+
+@one_program()
+def _mixed_with_each(words: Any, salt: Any) -> jax.Array:
+    salt = jnp.broadcast_to(salt, words.shape)
+    return _mixed_with(words, _add(mixed(salt[..., 0], salt[..., 1]), _constant(ODD)))
 
 
 def mixed(low: jax.Array, high: jax.Array) -> _Words:
@@ -71,8 +77,8 @@ def mixed(low: jax.Array, high: jax.Array) -> _Words:
     return _shifted(x, 31)
 
 
-def _constant(number: int) -> _Words:
-    return jnp.uint32(number & 0xFFFFFFFF), jnp.uint32(number >> 32 & 0xFFFFFFFF)
+def _constant(number: int) -> Any:
+    return np.uint32(number & 0xFFFFFFFF), np.uint32(number >> 32 & 0xFFFFFFFF)
 
 
 def _add(x: _Words, y: _Words) -> _Words:

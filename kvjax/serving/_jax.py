@@ -22,7 +22,7 @@ from kvjax._keys.salt import mixed
 from kvjax._keys.words import integers_of
 from kvjax._lookup.readable import FrozenReadable
 from kvjax._spmd.explicit import as_auto, sharding_of
-from kvjax._values.arrays import ArrayLike
+from kvjax._values.arrays import ArrayLike, one_program
 from kvjax._values.errors import fail
 from kvjax._values.missing import Missing
 from kvjax._values.numbers import integer_in
@@ -150,6 +150,7 @@ class FrozenArrays(FrozenReadable):
             rows, found = jnp.where(valid[..., None], rows, jnp.float32(0)), found & valid
         return rows, found
 
+    @one_program()
     def _find(self, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         low, high = mixed(words[..., 0], words[..., 1])
         bits = self.starts.shape[0].bit_length() - 1

@@ -1,5 +1,7 @@
 """Salted keys: one id of several features, one key each."""
 
+import logging
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,6 +65,18 @@ def test_a_salt_for_each_key(x64):
             use(np.arange(3))
         with pytest.raises(TypeError, match="salt: want integers"):
             use(np.ones((2, 4)))
+
+
+def test_keys_of_jax_are_salted_by_one_program(caplog):
+    """Outside of jit, an operation of JAX's for each line would be 13 programs for each shape; and salts share one."""
+    keys = jax.tree.map(jnp.asarray, kvjax.keys(np.arange(1234)))
+    for salts in (range(3), [jax.tree.map(jnp.asarray, kvjax.keys(np.full(1234, s))) for s in range(3)]):
+        caplog.clear()
+        with jax.log_compiles(), caplog.at_level(logging.WARNING):
+            salted = [keys.salted(salt).words for salt in salts]
+        assert sum("Finished XLA compilation" in r.message for r in caplog.records) == 1
+        want = [kvjax.hash_keys(np.arange(1234), salt) for salt in range(3)]
+        np.testing.assert_array_equal([kvjax.Keys(words) for words in salted], want)
 
 
 def test_salts_are_integers(make):

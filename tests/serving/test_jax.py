@@ -1,6 +1,7 @@
 """Frozen tables inside compiled programs, in plain JAX."""
 
 import dataclasses
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,14 @@ def test_reads_as_by_numpy(initializer, x64, make, tmp_path):
         np.testing.assert_array_equal(found, there)
     assert "custom_call" not in lookup.lower(arrays, kvjax.keys(QUERY)).as_text()
     np.testing.assert_array_equal(lookup(arrays, kvjax.keys(AWKWARD)), want[:8])
+
+
+def test_the_search_is_one_program_outside_of_jit(make, tmp_path, caplog):
+    """Else it would be one for each operation and each shape of the keys, 15 and more."""
+    arrays = FrozenTable.write(tmp_path / "t", make(3).upsert(AWKWARD, np.ones((8, 3)))).as_jax()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        found = arrays._find(jax.device_put(kvjax.keys(np.tile(AWKWARD, 99)).words))[1]
+    assert found.all() and sum("Finished XLA compilation" in r.message for r in caplog.records) == 1
 
 
 OPTIONS = [{}, {"missing": "zeros"}, {"missing": [1.0, 2.0, 3.0]}, {"pad_id": int(AWKWARD[2])}]
