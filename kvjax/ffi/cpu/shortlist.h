@@ -1,5 +1,5 @@
-// The shortlist: the rows of a full table that were written least recently, so that it need not look at all
-// of its rows in every step.
+// The shortlist: the rows of a full table that were written least recently and are not pinned, so that it
+// need not look at all of its rows in every step.
 //
 // A write gives its rows the table's last step, which does not fall. So what is not on the list stays behind
 // those that are and have not been written since, these keep their order, and the choice is the same as from

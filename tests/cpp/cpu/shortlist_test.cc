@@ -111,4 +111,32 @@ TEST(TheShortlistChoosesWhatAllRowsWould) {
   TestShortlist("ours\nleast_recent:20", 20);
 }
 
+/// Else each step would look at all rows, find those, and look at all rows again.
+TEST(OldPinnedRowsDoNotFillTheShortlist) {
+  Live table(Spec(8000, ""));
+  const auto batch = [](uint64_t begin, uint64_t end) {
+    Keys keys;
+    for (uint64_t key = begin; key < end; ++key) keys.push_back(key);
+    return keys;
+  };
+  const auto free = [&] {
+    return table.Observe([](const kvjax::Contents& c) {
+      const auto unpinned = [](const kvjax::Candidate& r) { return r.header.pinned == 0; };
+      return c.shortlist.First(kvjax::Serial, c.store, 1, unpinned).size();
+    });
+  };
+  const Keys pinned = batch(0, 4000);
+  table.Pin(pinned);
+  table.Train(batch(4000, 8000), 1);
+  table.Train(batch(4000, 4010), 2);  // rows of the last step are not listed
+  table.Train(batch(8000, 8010), 3);
+  CHECK(free() == 1);
+  table.Unpin(table.version(), data::Span(pinned));
+  CHECK(free() == 0);
+  table.Train(batch(8010, 8020), 4);
+  size_t left = 0;
+  for (const uint64_t key : table.KeySet()) left += key < 4000;
+  CHECK(left == 3990);
+}
+
 }  // namespace cpu_shortlist
