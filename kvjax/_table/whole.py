@@ -182,8 +182,8 @@ class Whole(Handle):
             snapshot or of the arrays.
           merge: keep the rows of the table whose keys are not in `rows`. Unlike `upsert`, this takes frequencies, row
             versions, pins and slots from `rows`, too. Rows without slots get fresh ones when they are next trained.
-            The rows of the table are copied meanwhile. Not for tables over several processes: there,
-            ``kvjax.checkpoint.restore(merge=True)`` does this.
+            The rows of the table are copied meanwhile, and count as changed, so that the next delta has all of them.
+            Not for tables over several processes: there, ``kvjax.checkpoint.restore(merge=True)`` does this.
 
         Returns:
           The next handle.
