@@ -201,6 +201,9 @@ class Program:
         uses = {name: TableUse(**use) for name, use in about["tables"].items()}
         return cls(exported, uses, about["inputs"], about.get("frozen", {}))
 
+    def __reduce__(self) -> Any:
+        return Program.deserialize, (self.serialize(),)
+
     def __repr__(self) -> str:
         return f"Program(tables={list(self.tables)}, inputs={self.inputs}, platforms={self.platforms})"
 
