@@ -152,11 +152,12 @@ class FrozenArrays(FrozenReadable):
 
     @one_program()
     def _find(self, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        low, high = mixed(words[..., 0], words[..., 1])
+        hashes = mixed(words)
+        low, high = hashes[..., 0], hashes[..., 1]
         bits = self.starts.shape[0].bit_length() - 1
         at = self.starts[high >> (32 - bits)].astype(jnp.int32)
         at, found = (self._compare if self.window else self._search)(at, low, high)
-        return at, found & (at < (self._last if self.size is None else self.size)), jnp.stack([low, high], -1)
+        return at, found & (at < (self._last if self.size is None else self.size)), hashes
 
     def _compare(self, at: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The first hash of a bucket that is equal, and whether there is one."""
