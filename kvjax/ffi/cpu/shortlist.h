@@ -60,6 +60,12 @@ class Shortlist {
     for (const RowRank& rank : first) keys_.push_back(all[rank.i].key);
   }
 
+  /// A row is no longer pinned. The list may have left it out, and then is of no use if the row comes before
+  /// its end.
+  void Unpinned(const Candidate& row) {
+    if (!(last_ < Rank(row))) Clear();
+  }
+
   /// Forgets the rows: others may come before them now.
   void Clear() { keys_.clear(); }
 

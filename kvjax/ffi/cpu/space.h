@@ -180,7 +180,7 @@ class SpaceMaker {
     if (alone_) rows = from_.shortlist.First(parallel, from_.store, n, free);
     if (rows.size() == n) return rows;
     rows = AllRows(parallel);
-    // Not on the list either, which old pinned rows would fill: Unpin() clears it.
+    // Not on the list either, which old pinned rows would fill: Unpin() tells it.
     std::erase_if(rows, [](const Candidate& r) { return r.header.pinned != 0; });
     if (alone_) {
       const size_t wanted = Shortlist::Wanted(rows.size(), n);

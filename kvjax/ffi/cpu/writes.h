@@ -63,11 +63,12 @@ inline uint32_t Table::Unpin(Call call, KeySpan keys) {
     return Planned{call.version, {}};
   };
   if (!Plan(call, plan)) return 0;
-  in_.shortlist.Clear();  // which may have left them out
   for (size_t i = 0; i < keys.n; ++i) {
     const uint32_t row = in_.store.index().Find(keys.data[i]);
     in_.Touch({keys.data + i, 1}, &row);
-    if (row != kNoRow) in_.store.ChangeHeader(row, [](RowHeader& header) { header.pinned = 0; });
+    if (row == kNoRow) continue;
+    in_.store.ChangeHeader(row, [](RowHeader& header) { header.pinned = 0; });
+    in_.shortlist.Unpinned({keys.data[i], row, in_.store.Header(row)});
   }
   return gate_.Next();
 }

@@ -131,6 +131,10 @@ TEST(OldPinnedRowsDoNotFillTheShortlist) {
   table.Train(batch(4000, 4010), 2);  // rows of the last step are not listed
   table.Train(batch(8000, 8010), 3);
   CHECK(free() == 1);
+  const Keys recent = batch(4000, 4010);  // as a program may pin a batch for its step
+  table.Pin(recent);
+  table.Unpin(table.version(), data::Span(recent));
+  CHECK(free() == 1);
   table.Unpin(table.version(), data::Span(pinned));
   CHECK(free() == 0);
   table.Train(batch(8010, 8020), 4);
