@@ -40,12 +40,23 @@ pytest.register_assert_rewrite("tests.support")
 from tests.support import gaps, marks  # noqa: E402
 
 
+def part(text):
+    """Two numbers, of ``"2/4"``."""
+    k, n = map(int, text.split("/"))
+    if not 1 <= k <= n:
+        raise ValueError(text)
+    return k, n
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--backend", choices=list(BACKENDS), help="whose tables are tested; by default those that a program would get"
     )
     parser.addoption(
         "--haste", action="store_true", help="compile in haste, as is the default for the quick tests alone"
+    )
+    parser.addoption(
+        "--part", type=part, default=(1, 1), metavar="K/N", help="every N-th of the tests, from the K-th on, as in 2/4"
     )
 
 
@@ -100,7 +111,11 @@ def backend_of_tables():
     return "emulated" if kvjax.backends()["cuda"] == "emulated" else "cuda"
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(trylast=True)  # after -m and -k have chosen
+def pytest_collection_modifyitems(config, items):
+    k, n = config.option.part
+    config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % n != k - 1])
+    items[:] = items[k - 1 :: n]
     for item in items:
         if item.get_closest_marker("cpu_table") and on_device():
             item.add_marker(pytest.mark.skip(reason="about the CPU table alone"))

@@ -167,7 +167,7 @@ def test_what_one_checkpoint_alone_has_is_copied_to_the_bit(make, tmp_path):
         assert found.tables["t"].same and found.added == ("other",)
 
 
-@pytest.mark.parametrize("rule", few(["newest", "mean"], 1))
+@pytest.mark.parametrize("rule", few(["newest", "mean"]))
 def test_counts_of_keys_without_a_row(rule, make, tmp_path):
     """Those of waiting keys and of sketches; a key that has a row anywhere waits no more."""
     sgd, ones = optax.sgd(0.1), lambda keys: kvjax.SparseRows(np.array(keys), jnp.ones((len(keys), 2)))

@@ -65,7 +65,7 @@ def test_one_process_writes_the_same_bytes_from_any_number_of_shards(admit, mesh
     assert written[0] == written[1] == written[2] == written[3] and len(written[0]) > 10
 
 
-@pytest.mark.parametrize("there", few(["one place", "4", "partitioner", "replicated"], "4"))
+@pytest.mark.parametrize("there", few(["one place", "4", "partitioner", "replicated"]))
 def test_tables_are_made_where_one_says(there, make, places, tmp_path):
     table = trained(make(3, mesh=places["8"]["mesh"], admit=kvjax.admit.Sketch(2), evict=None))
     want = table.snapshot()

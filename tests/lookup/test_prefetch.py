@@ -54,7 +54,7 @@ def test_the_row_that_unadmitted_keys_share_is_read_again(make):
     assert table.lookup(5).tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize(("shards", "replicated"), few_rows([(2, True), (2, False), (4, False)], 1))
+@pytest.mark.parametrize(("shards", "replicated"), few_rows([(2, True), (2, False), (4, False)]))
 def test_rows_of_a_table_on_a_mesh_are_exact(make, mesh, shards, replicated):
     table = make(2, initializer=5.0, mesh=mesh(shards), replicated=replicated).upsert(KEYS, np.ones((12, 2)))
     for writes in ([], [("apply", [1, 2, 3])], [("remove", [4])], [("apply", [1]), ("apply", [5])]):

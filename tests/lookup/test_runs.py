@@ -164,7 +164,7 @@ def counted(loss, dense):
 @QUIET
 @pytest.mark.parametrize(
     "name, jit",
-    few_rows([*((name, True) for name in LOSSES), ("scan", False), ("branching", False), ("in_and_out", False)], 3, 8),
+    few_rows([*((name, True) for name in LOSSES), ("scan", False), ("branching", False), ("in_and_out", False)], 8),
 )
 def test_gradients_are_those_of_a_dense_table(name, jit, table, dense):
     loss = LOSSES[name]

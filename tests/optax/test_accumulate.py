@@ -158,6 +158,7 @@ def test_in_a_stock_nnx_optimizer(make):
     np.testing.assert_allclose(model.scale[...], params["w"], rtol=1e-6)
 
 
+@slow
 def test_an_nnx_model_is_restored_in_the_middle(make, tmp_path):
     """By the template of the README: the state after a step, which no step has made."""
 

@@ -79,7 +79,7 @@ def test_rows_that_are_behind_are_said_to_be(make, tmp_path):
 
 
 @pytest.mark.cpu_table
-@pytest.mark.parametrize("swept", few([False, True], 1))
+@pytest.mark.parametrize("swept", few([False, True]))
 def test_steps_without_any_key_leave_all_rows_behind(swept, make, tmp_path):
     """Also where a sweep was before, which leaves no trace in the rows, and where the table moves meanwhile."""
     tx, no_rows = catch_up(optax.sgd(1.0, momentum=0.5)), kvjax.SparseRows(np.zeros(0, np.int64), jnp.ones((0, 2)))

@@ -238,6 +238,7 @@ def test_training_through_partition(make):
             caught_up(params, state, other)
 
 
+@slow
 def test_the_state_of_an_nnx_optimizer(make):
     """Each of its leaves is in a variable."""
     rows, table = caught("adam"), make(DIM)

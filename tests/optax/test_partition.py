@@ -191,11 +191,16 @@ SHARED = optax.chain(optax.scale_by_adam(), optax.scale_by_learning_rate(optax.l
 
 @slow
 @pytest.mark.parametrize(
-    "rows, every",
-    [(SHARED, 1), (kvjax.optax.rowwise(optax.adam(0.1), count="global"), 2), (kvjax.optax.catch_up(SHARED), 2)],
+    "rows_of, every",
+    [
+        (lambda: SHARED, 1),
+        (lambda: kvjax.optax.rowwise(optax.adam(0.1), count="global"), 2),
+        (lambda: kvjax.optax.catch_up(SHARED), 2),
+    ],
     ids=["schedule", "global", "catch_up"],
 )
-def test_a_fork_goes_on_by_the_state_of_the_table(rows, every, make, request):
+def test_a_fork_goes_on_by_the_state_of_the_table(rows_of, every, make, request):
+    rows = rows_of()
     tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.adam(0.1), tables=rows), every)
 
     def trained(params, state, steps):
@@ -251,6 +256,7 @@ def test_rowwise_checks_its_arguments():
         kvjax.optax.rowwise(optax.add_noise(0.1, 0.5, jax.random.key(0))).init(3)
 
 
+@slow
 def test_global_count_equals_dense_at_a_late_first_touch():
     tx = kvjax.optax.rowwise(optax.adam(0.05), count="global")
     dense, state = states(OPTIMIZERS["adam"], tables=tx)

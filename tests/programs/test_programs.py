@@ -292,7 +292,7 @@ def updates(draw):
     return optax.GradientTransformation(lambda value: (jnp.zeros_like(value), value * 2), update), program, outs
 
 
-@settings(max_examples=marks.examples(8, 150))
+@settings(max_examples=marks.examples(4, 150))
 @given(updates(), st.sampled_from([3, 16]))
 def test_any_update(update, dim):
     tx, *_ = update

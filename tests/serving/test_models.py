@@ -117,6 +117,7 @@ def test_features(both):
         np.testing.assert_array_equal(got[name], want[name])
 
 
+@slow
 def test_what_is_refused(both, tmp_path):
     table, arrays = both
     file, name = FrozenTable.write(tmp_path / "f", table), table.name

@@ -254,7 +254,6 @@ def test_a_function_that_fails_on_one_shard_changes_nothing_on_any(function, wri
             (4, admit.Sketch(3, size=2**21, halve_every=4, unadmitted="zeros"), 12),
             (4, admit.Probability(0.4, unadmitted=7), 12),
         ],
-        2,
     ),
 )
 def test_admission(shards, admission, capacity, make, mesh):

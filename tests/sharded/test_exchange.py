@@ -60,7 +60,7 @@ class Formula:
 
 
 @pytest.mark.parametrize("kind", few(KINDS, 0))
-@pytest.mark.parametrize(("shards", "n", "dim"), few_rows([(2, 65536, 16), (4, 4096, 8), (8, 1000, 3), (1, 64, 4)], 1))
+@pytest.mark.parametrize(("shards", "n", "dim"), few_rows([(2, 65536, 16), (4, 4096, 8), (8, 1000, 3), (1, 64, 4)]))
 def test_bytes_are_those_of_the_formula_and_nothing_is_lost(make, mesh, kind, shards, n, dim):
     one, sharded = make(dim), make(dim, mesh=mesh(shards))
     keys = batch(kind, n, shards)

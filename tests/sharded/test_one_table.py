@@ -58,7 +58,7 @@ def test_an_empty_batch_in_chunks_is_a_step(make, mesh, shards):
 
 
 @pytest.mark.parametrize(
-    "tx", few([optax.sgd(0.1), optax.adagrad(0.1), optax.adam(0.01)], 1), ids=["sgd", "adagrad", "adam"]
+    "tx", few([optax.sgd(0.1), optax.adagrad(0.1), optax.adam(0.01)], 0), ids=["sgd", "adagrad", "adam"]
 )
 def test_training_is_that_of_one_table(make, mesh, tx, promotion):
     options = {"dim": 4, "initializer": kvjax.initializers.normal(0.1), "seed": 3}

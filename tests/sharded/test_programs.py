@@ -93,6 +93,7 @@ def test_jit(make, mesh, check, explicit, set_mesh):
         check(train(jax.jit(step), table, split(mesh, "x"), whole(mesh)))
 
 
+@slow
 def test_jit_of_arrays_that_are_in_one_place(make, mesh, check):
     check(train(jax.jit(step), make(**OPTIONS, mesh=mesh(8))))
 

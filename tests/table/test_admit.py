@@ -226,7 +226,7 @@ def test_occurrences_of_one_step_are_read_as_one(make, policy):
     assert table.lookup(7).tolist() == [-0.5]
 
 
-@pytest.mark.parametrize("unadmitted", few(["zeros", -1], 1))
+@pytest.mark.parametrize("unadmitted", few(["zeros", -1]))
 def test_waiting_keys_read_alike_wherever_they_are(make, mesh, unadmitted):
     options = {"initializer": jax.nn.initializers.ones, "admit": admit.MinCount(2, unadmitted=unadmitted)}
     one, other = make(1, **options), make(1, mesh=mesh(2), **options)

@@ -74,6 +74,7 @@ def huge_bytes():
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))
 
 
+@slow
 def test_huge_pages_come_where_they_help(make):
     switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not switch.exists() or "[never]" in switch.read_text() or "[always]" in switch.read_text():

@@ -76,6 +76,7 @@ def test_one_shard_that_fails_is_said(make, mesh, monkeypatch):
         table.refresh()
 
 
+@slow
 def test_a_thread_that_asks_beside_training_gets_a_version(make, mesh):
     """It may come between the shards of a write."""
     table = make(1, mesh=mesh(2))
