@@ -218,13 +218,27 @@ class InFile:
         return found.reshape(max(stop - start, 0), *self.shape[1:])
 
 
+_IDLE: list[ThreadPoolExecutor] = []
+os.register_at_fork(after_in_child=_IDLE.clear)  # whose threads are not there
+
+
 def ahead(items: Iterator[T]) -> Generator[T]:
-    """The items, each of which is made by another thread while the one before is used."""
-    with ThreadPoolExecutor(1, thread_name_prefix="kvjax_ahead") as thread:
-        coming = thread.submit(lambda: next(items, None))
+    """The items, each of which is made by another thread while the one before is used.
+
+    Threads are kept for the next call: malloc gives a new thread memory of its own, and keeps what is freed there.
+    """
+    try:
+        thread = _IDLE.pop()
+    except IndexError:
+        thread = ThreadPoolExecutor(1, thread_name_prefix="kvjax_ahead")
+    coming = thread.submit(lambda: next(items, None))
+    try:
         while (item := coming.result()) is not None:
             coming = thread.submit(lambda: next(items, None))
             yield item
+    finally:
+        coming.exception()  # waits
+        _IDLE.append(thread)
 
 
 def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
