@@ -18,7 +18,7 @@ from kvjax._table.newest import of_newest
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.integers import as_int64
-from kvjax._values.snapshot import Snapshot, concat, from_native, joined_admission, take, waiting_of
+from kvjax._values.snapshot import Snapshot, from_native, joined_admission, take, waiting_of
 from kvjax.ffi import host
 
 H = TypeVar("H", bound=Handle)
@@ -108,17 +108,23 @@ def joined(parts: Sequence[Snapshot]) -> Snapshot:
     """The snapshots of some shards as one, sorted by (bucket, key)."""
     if len(parts) == 1:
         return parts[0]
-    columns = concat([part.rows.columns() for part in parts])
-    order, buckets = by_bucket(columns["keys"])
+    each = [part.rows.columns() for part in parts]
+    order, buckets = by_bucket(np.concatenate([columns["keys"] for columns in each]))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    places = np.split(place, np.cumsum([len(columns["keys"]) for columns in each])[:-1])
+    rows = {name: np.empty((len(order), *array.shape[1:]), array.dtype) for name, array in each[0].items()}
+    for to, columns in zip(places, each, strict=True):  # without a list of all, which would be a third copy of them
+        for name, array in rows.items():
+            array[to] = columns[name]
     admission = joined_admission([part.admission for part in parts])
-    rows = Exported.of_columns(
-        take(columns, order),
-        last_step=max(part.rows.last_step for part in parts),
-        total=sum(part.rows.total for part in parts),
-        key_dtype=parts[0].rows.key_dtype,
-    )
     return Snapshot(
-        rows,
+        Exported.of_columns(
+            rows,
+            last_step=max(part.rows.last_step for part in parts),
+            total=sum(part.rows.total for part in parts),
+            key_dtype=parts[0].rows.key_dtype,
+        ),
         offsets=np.searchsorted(buckets, np.arange(host.NUM_BUCKETS + 1)).astype(np.int64),
         slot_types=next((part.slot_types for part in parts if part.slot_types), {}),
         admission=admission | take(waiting_of(admission), by_bucket(admission["pending_keys"])[0]),

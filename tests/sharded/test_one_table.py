@@ -1,5 +1,7 @@
 """A sharded table is the table it would be in one place: same numbers for any number of shards."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,16 @@ def test_reads_and_writes_are_those_of_one_table(make, mesh, shards):
     ):
         np.testing.assert_array_equal(read(one), read(sharded))
     assert len(sharded.clear()) == 0
+
+
+def test_shards_are_joined_by_one_copy(make, mesh):
+    """Beside what each gives: a list of all of these would be another."""
+    table = make(64, mesh=mesh(4)).upsert(np.arange(20_000), np.ones((20_000, 64), np.float32))
+    tracemalloc.start()
+    rows = table.export()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(rows) == 20_000 and peak < 1.6 * sum(array.nbytes for array in rows.columns().values())
 
 
 @pytest.mark.parametrize("shards", [0, 1, 2])
