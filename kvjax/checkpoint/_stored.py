@@ -14,6 +14,7 @@ from kvjax.checkpoint._rules import dump
 from kvjax.ffi import host
 
 if TYPE_CHECKING:
+    from kvjax._formats.source import Source
     from kvjax._table.frozen import FrozenRows
 
 FIELDS = saved_as("fields")
@@ -62,9 +63,11 @@ class Stored:
       arrays: by name.
       shard: which of the shards on disk this process writes, None for none. The first also writes what all share.
       frozen: what gives the columns of the rows, where they are not among the arrays.
+      pruned: those that are left, likewise.
     """
 
     meta: dict[str, Any]
     arrays: dict[str, np.ndarray]
     shard: int | None = None
     frozen: FrozenRows | None = None
+    pruned: Source | None = None

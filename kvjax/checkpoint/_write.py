@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 
 from kvjax._formats.paths import AnyPath
-from kvjax._formats.source import offsets_of
+from kvjax._formats.source import Source, offsets_of, ranges, row_bytes
 from kvjax._sharded.processes import allgather_json, together
 from kvjax._spec.placement import Placement
 from kvjax._table.behind import warn_if_found_behind
@@ -47,8 +48,8 @@ def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Curso
     return _stored(name, table, prune, since, lambda: of_newest(table, freeze_rows) or copied(table, "save", once=True))
 
 
-def _pruned(table: Table, prune: PruneLike) -> Snapshot:
-    """A copy without some of the rows, of which ``top_k`` is of those of all processes."""
+def _pruned(table: Table, prune: PruneLike) -> tuple[Snapshot, np.ndarray]:
+    """A copy, and which of its rows ``(n,)`` bool are kept, of which ``top_k`` is of those of all processes."""
     placement, name = shared_placement(table), table.spec.name
     rule = rule_for(prune, name, table.spec.key_dtype, table.spec.shared_key)
 
@@ -60,13 +61,10 @@ def _pruned(table: Table, prune: PruneLike) -> Snapshot:
     copy, passing = together(placement, name, "save", begin)
     rows = copy.rows
     if rule.top_k is not None and placement is not None:
-        some = rows.take(passing)
-        rule = dataclasses.replace(
-            rule, top_k=part_of_best(placement, rule.top_k, some.keys, some.freqs, some.versions)
-        )
+        some = (array[passing] for array in (rows.keys, rows.freqs, rows.versions))
+        rule = dataclasses.replace(rule, top_k=part_of_best(placement, rule.top_k, *some))
     keep = rule.chosen(passing, rows.keys, rows.freqs, rows.versions)
-    offsets = offsets_of(keep)[copy.offsets]
-    return dataclasses.replace(copy, rows=rows.take(keep), offsets=offsets)
+    return dataclasses.replace(copy, offsets=offsets_of(keep)[copy.offsets]), keep
 
 
 def _changes(table: Table, name: str, since: Cursor) -> TableChanges | None:
@@ -87,10 +85,12 @@ def _stored(
         return Stored({}, {})
     together(placement, spec.name, "save", lambda: None, made_with(spec.dim, vars(spec)))
     changes = None if since is None else _changes(table, name, since)
+    keep: np.ndarray | None = None
+    pruned: Source | None = None
     if changes is not None:
         taken: Snapshot | FrozenRows = changes.rows
     elif prune is not None:
-        taken = _pruned(table, prune)
+        taken, keep = _pruned(table, prune)
     else:
         taken = together(placement, spec.name, "save", take)
     # A sketch of zeros is none; the only key that waits may be 0.
@@ -104,8 +104,13 @@ def _stored(
     if isinstance(rows, FrozenRows):
         pinned = rows.pinned
     else:
-        pinned = bool(rows.pinned.any())
-        arrays |= {name: array for name, array in rows.columns().items() if name != "pinned" or pinned}
+        pinned = bool((rows.pinned if keep is None else rows.pinned & keep).any())
+        columns = {name: array for name, array in rows.columns().items() if name != "pinned" or pinned}
+        if keep is None:
+            arrays |= columns
+        else:  # a copy of those that are kept would be a second one of the table, if few are left out
+            pruned = Source.of(columns, {}).where(keep)
+            size = pruned.num_rows
     own = {
         "rows": size,
         "extras": extras | ({"pinned": ["bool", [size]]} if pinned else {}),
@@ -123,7 +128,7 @@ def _stored(
         meta["partitioner"] = name_of(spec.placement.partitioner)
     if since is not None and changes is not None:
         meta["delta"] = {"since": since.checkpoint, "counts_of_all": changes.counts_of_all}
-    return Stored(meta, arrays, writers.index(process) if process in writers else None, frozen)
+    return Stored(meta, arrays, writers.index(process) if process in writers else None, frozen, pruned)
 
 
 def shared_placement(table: Table) -> Placement | None:
@@ -154,4 +159,14 @@ def _write_shard(directory: AnyPath, stored: Stored, number: int) -> None:
     if stored.frozen is not None:
         n = len(stored.frozen)
         kinds |= {name: (dtype, (n, *shape)) for name, (dtype, shape) in stored.frozen.types.items()}
-    write_shard(directory, stored.meta, number, kinds, [stored.arrays], stored.frozen)
+    pieces: Iterable[Mapping[str, np.ndarray]] = [stored.arrays]
+    if stored.pruned is not None:
+        kinds |= {name: (dtype, stored.pruned.shape(name)) for name, (dtype, _) in stored.pruned.types.items()}
+        pieces = itertools.chain(pieces, _pieces(stored.pruned))
+    write_shard(directory, stored.meta, number, kinds, pieces, stored.frozen)
+
+
+def _pieces(rows: Source) -> Iterator[dict[str, np.ndarray]]:
+    """All columns, a piece of each at a time; without a thread for it, which the end of the process may not have."""
+    for start, stop in ranges(rows.num_rows, sum(map(row_bytes, rows.types.values()))):
+        yield rows.read(list(rows.types), start, stop)

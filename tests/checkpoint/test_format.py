@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -86,6 +87,24 @@ def test_prune_on_save(make, tmp_path):
     folder = tmp_path / "1/tables/t/shard-00000-of-00001"
     offsets = ts.open({"driver": "zarr3", "kvstore": f"file://{folder}/offsets"}).result().read().result()
     np.testing.assert_array_equal(offsets, np.searchsorted(bucket_of(want.keys), np.arange(BUCKETS + 1)))
+
+
+@pytest.mark.parametrize("keep", [lambda rows: rows.keys % 7 != 0, lambda rows: rows.keys < 0])
+def test_rows_that_a_save_prunes_are_left_out_as_it_is_written(keep, make, tmp_path, monkeypatch):
+    """In pieces: a copy of those that are kept would be another one of the table."""
+    monkeypatch.setattr("kvjax._formats.source.PIECE_BYTES", 1 << 16)
+    table = make(64).upsert(np.arange(20_000), np.arange(1_280_000, dtype=np.float32).reshape(-1, 64)).pin([7, 8])
+    kvjax.checkpoint.save(tmp_path / "whole", {"t": table})
+    kvjax.checkpoint.prune(tmp_path / "whole", tmp_path / "want", keep)
+    tracemalloc.start()
+    kvjax.checkpoint.save(tmp_path / "got", {"t": table}, prune=keep)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.5 * 20_000 * 64 * 4
+    assert kvjax.checkpoint.diff(tmp_path / "want", tmp_path / "got").same
+    assert kvjax.checkpoint.verify(tmp_path / "got").ok
+    want = {path.relative_to(tmp_path / "want"): path.read_bytes() for path in (tmp_path / "want").rglob("c.*")}
+    assert want == {path.relative_to(tmp_path / "got"): path.read_bytes() for path in (tmp_path / "got").rglob("c.*")}
 
 
 def test_equal_tables_give_equal_files(make, tmp_path):
