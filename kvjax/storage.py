@@ -81,7 +81,9 @@ class Mmap:
 
     Values, optimizer slots and row headers are in the file; the index, 16 to 23 bytes a key, stays in memory. Disk
     space is reserved as the table grows, so if the disk is full, the write that needs space is an error and leaves the
-    table as it was. A table in a file is as fast as one in memory as long as the rows in use fit into memory.
+    table as it was. A table in a file is as fast as one in memory as long as the rows in use fit into memory. Saves
+    copy a few rows at a time, unless they prune. `Table.export`, `copy` and `to`, and what is written from the table
+    without a checkpoint (`kvjax.serving`), copy all rows into memory.
 
     The file is not a checkpoint: it has no name and is gone when the process ends, however it ends. To keep the rows,
     save a checkpoint (`kvjax.checkpoint`, `kvjax.orbax`).
@@ -229,11 +231,12 @@ class External:
     A call gets the rows of its keys from the engine before it begins, and puts the rows that it has changed when it
     ends. Between calls no row is in memory, so a table may be larger than memory, and a server can read the engine
     directly. Each call waits for the engine. Eviction by ``MinNorm`` and by scores, and exports, read all rows.
+    Exports, saves and moves have all rows in memory at once, so they are for tables that fit.
 
     If the engine fails to return rows, the call is an error and changes nothing. If it fails to store rows, they stay
     in memory, with a warning; if it fails to delete some, the table no longer has them, but the engine may, and another
     warning says so. The next write first tries again, and is an error if that fails. So a table is whole at any time.
-    Rows from `Table.load` or a restore are put by the next call.
+    Rows from `Table.load` or a restore are in memory, all of them, and are put by the next call.
 
     The engine is not a checkpoint: the index is gone when the process ends, and a new table does not read what another
     one has put. Rows stay in the engine when the table is dropped, moved or replaced; rows that are removed, evicted or

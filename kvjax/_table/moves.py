@@ -31,8 +31,9 @@ class Moves(Whole):
         pins, counts of admission and its sink. Not inside ``jit``.
 
         Older handles are stale: put the new one in their place, for instance into ``params``. Programs are compiled
-        again, the counts of `stats` begin at 0, and memory that was reserved beyond ``capacity`` is not moved. During
-        the move the table takes its memory twice. In several processes, all call this together.
+        again, the counts of `stats` begin at 0, and memory that was reserved beyond ``capacity`` is not moved. The
+        move takes the memory of the new place beside that of the old one, and copies all rows into the host's memory on
+        the way: on the CPU, it takes the table three times. In several processes, all call this together.
 
         Args:
           storage: one of `kvjax.storage`.
@@ -69,8 +70,8 @@ class Moves(Whole):
 
         The copy has all that belongs to the table: its options, seed and shards, rows, slots, frequencies, versions,
         pins, and counts of admission. So keys without a row read the same, and the same training makes the same rows.
-        Only the original keeps its sink, and the counts of `stats` begin at 0. In several processes, all call this
-        together.
+        Only the original keeps its sink, and the counts of `stats` begin at 0. All rows are copied into the host's
+        memory on the way. In several processes, all call this together.
 
         Args:
           name: of the new table.

@@ -45,8 +45,10 @@ def save(
     them even after a ``load`` or a restore. A delta in which nothing has changed takes half a megabyte on disk.
 
     A save takes about 50 MB of memory, 13 bytes a row, and memory for the rows that training touches before they are
-    saved: less than a tenth of a table of a gigabyte or more. GPU tables, pruned saves and deltas are copied first. A
-    restore needs memory for the new tables beside those that they replace, and about 90 MB.
+    saved: less than a tenth of a table of a gigabyte or more. Copied first are tables that are pruned, the changes of
+    deltas, tables on a GPU, in an engine (`kvjax.storage.External`) or in several shards of a partitioner's, and what
+    `kvjax.optax.caught_up` and `averaged` return. A restore needs memory for the new tables beside those that they
+    replace, and about 90 MB, or 190 for a delta; with ``merge=True`` also for a copy of each existing table.
 
     In a store, a checkpoint is listed once it is whole. A save that fails removes what it has written; what a killed
     save has written stays, and is ignored.

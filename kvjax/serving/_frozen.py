@@ -116,9 +116,10 @@ class FrozenTable(FrozenReads):
     ) -> FrozenTable:
         """Writes a file, as a whole or not at all, and opens it.
 
-        The rows of a checkpoint are read some at a time, with about 180 MiB in memory and 4 bytes for each row; pruning
-        takes about 24 more for each row of the checkpoint and 2 for each test, and ``top_k`` or ``keep`` 24 more. More
-        than 32 MiB of rows go through unnamed files beside the new one, which take as much space as the rows.
+        A table is copied as by its ``export()``. To save that memory, save the table, and write from the checkpoint:
+        its rows are read some at a time, with about 180 MiB in memory and 4 bytes for each row; pruning takes about 24
+        more for each row of the checkpoint and 2 for each test, and ``top_k`` or ``keep`` 24 more. More than 32 MiB of
+        rows go through unnamed files beside the new one, which take as much space as the rows.
 
         Args:
           path: of the file. An existing file is replaced; readers that have it open keep the old one.
