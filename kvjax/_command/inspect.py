@@ -73,15 +73,14 @@ def _about(table: SavedTable) -> dict[str, Any]:
 def distributions(table: SavedTable) -> tuple[dict[str, dict[str, float]], int]:
     """Quantiles of frequency, age and norm over all rows; 0 for an empty table. And how many rows have no norm, because
     an element is not finite; they are left out of its quantiles."""
-    rows = table.open()
+    rows = table.open()  # of which one column is in memory at a time
+    found = {
+        "frequency": _quantiles(rows.column("freqs")),
+        "age": _quantiles(table.last_step - rows.column("versions")),
+    }
     norms = rows.norms()
     finite = np.isfinite(norms)
-    columns = {
-        "frequency": rows.column("freqs"),
-        "age": table.last_step - rows.column("versions"),
-        "norm": norms[finite],
-    }
-    return {name: _quantiles(array) for name, array in columns.items()}, int((~finite).sum())
+    return found | {"norm": _quantiles(norms[finite])}, int((~finite).sum())
 
 
 def _quantiles(array: np.ndarray) -> dict[str, float]:
