@@ -172,7 +172,7 @@ def test_what_cannot_be_exported(table, mesh):
     with pytest.raises(ProgramError, match=r"want platforms= of \['cpu', 'cuda'\], got \(\)"):
         kvjax.export(score, {"scale": 1.0, "table": table}, kvjax.keys([1]), platforms=())
     sharded = kvjax.get_table("sharded", dim=2, mesh=mesh(2))
-    with pytest.raises(ValueError, match="want .*in one place.* got .*(one over a mesh|of several devices)"):
+    with pytest.raises(ValueError, match=r"want .*in one place.* got .*(one over a mesh|of several devices)"):
         kvjax.export(score, {"scale": 1.0, "table": sharded}, kvjax.keys([1]))
     merged = kvjax.export(lambda rows: kvjax.merge(kvjax.SparseRows(kvjax.keys([7, 7]), rows)).rows, jnp.ones((2, 1)))
     assert merged(np.ones((2, 1), np.float32)).tolist() == [[2.0], [0.0]]  # a call of kvjax's without a table
