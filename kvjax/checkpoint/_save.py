@@ -140,8 +140,9 @@ def save(
 
 
 def copied(
-    tables: Mapping[str, Table], directory: AnyPath, prune: PruneLike | None, cursor: str | None, since: str | None
-) -> list[Stored]:
+    tables: Mapping[str, Table] | Iterable[Table], directory: AnyPath, prune: PruneLike | None, cursor: str | None,
+    since: str | None,
+) -> list[Stored]:  # fmt: skip
     """What this process has of tables to save below `directory`; a cursor is on its way there."""
     place = everyone()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from kvjax._formats.paths import anywhere
@@ -17,8 +17,8 @@ PATIENCE = 10
 
 
 async def begin(
-    folders: Callable[[], Awaitable[Any]], tables: Mapping[str, Table], directory: PathLike, prune: PruneLike | None,
-    cursor: str | None, since: str | None,
+    folders: Callable[[], Awaitable[Any]], tables: Mapping[str, Table] | Iterable[Table], directory: PathLike,
+    prune: PruneLike | None, cursor: str | None, since: str | None,
 ) -> list[Stored]:  # fmt: skip
     """What `copied` gives of tables. An error comes once Orbax has made its folders.
 

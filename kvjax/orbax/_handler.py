@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import orbax.checkpoint as ocp
@@ -167,7 +167,7 @@ class TableSave(ocp.args.CheckpointArgs):
     """Saves tables as one item of a checkpoint.
 
     Attributes:
-      tables: live handles, by their names in the checkpoint.
+      tables: live handles, by their names in the checkpoint; or several tables, under their own names.
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all. In
         several processes it is called for the rows of each process; ``top_k`` counts the rows of all.
       cursor: puts a cursor of this name at this save, from which deltas can start, as in `kvjax.checkpoint.save`.
@@ -195,7 +195,7 @@ class TableSave(ocp.args.CheckpointArgs):
       >>> kvjax.drop_table("doc_save")
     """
 
-    tables: Mapping[str, Table]
+    tables: Mapping[str, Table] | Iterable[Table]
     prune: PruneLike | None = None
     cursor: str | None = None
     delta_since: str | None = None
