@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,14 @@ class _BagOptions(_EmbedOptions):
 class _TableModule(nnx.Module):
     """A module with a table in an ``nnx.Param``."""
 
-    table: nnx.Param[Table]
+    if TYPE_CHECKING:  # what is read is the Param, and what is set may be a handle (see __setattr__)
+
+        @property
+        def table(self) -> nnx.Param[Table]: ...
+        @table.setter
+        def table(self, value: nnx.Param[Table] | Table | FrozenReadable) -> None: ...
+    else:
+        table: nnx.Param[Table]
     dtype: DTypeLike | None
     pad_id: int | None
     max_norm: float | None
