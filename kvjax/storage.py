@@ -152,7 +152,7 @@ class Engine(Protocol):
       >>> kvjax.drop_table("doc_engine")
     """
 
-    def get(self, column: Column, keys: np.ndarray) -> np.ndarray:
+    def get(self, column: Column, keys: np.ndarray, /) -> np.ndarray:
         """Returns the rows that were put last for these keys.
 
         Args:
@@ -177,7 +177,7 @@ class Engine(Protocol):
         """
         ...
 
-    def put(self, column: Column, keys: np.ndarray, rows: np.ndarray) -> object:
+    def put(self, column: Column, keys: np.ndarray, rows: np.ndarray, /) -> object:
         """Stores rows, and replaces those that the keys have.
 
         Args:
@@ -200,7 +200,7 @@ class Engine(Protocol):
         """
         ...
 
-    def delete(self, keys: np.ndarray) -> object:
+    def delete(self, keys: np.ndarray, /) -> object:
         """Deletes the values of keys, and their slots if they have any.
 
         Args:

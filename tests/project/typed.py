@@ -97,7 +97,24 @@ def training(params: dict[str, Any], batch: jax.Array):
     updates, state = tx.update(grads, tx.init(params), params)
     _, tables = kvjax.orbax.split((optax.apply_updates(params, updates), state))
     assert_type(tables, dict[str, kvjax.Table])
+    kvjax.orbax.TableSave(tables.values(), cursor="daily")
     return value, kvjax.orbax.TableSave(tables), kvjax.orbax.TableRestore({"t": None})
+
+
+class Redis:
+    """An engine, whose arguments have names of its own, as kvjax gives them by their places."""
+
+    def get(self, what: str, ids: np.ndarray) -> np.ndarray:
+        return ids
+
+    def put(self, what: str, ids: np.ndarray, data: np.ndarray) -> None: ...
+
+    def delete(self, ids: np.ndarray) -> None: ...
+
+
+def storages(table: kvjax.Table):
+    table.to(kvjax.storage.External(Redis()))
+    kvjax.storage.External({})  # pyright: ignore[reportArgumentType]
 
 
 def layers(keys: jax.Array, default: nnx.Param[jax.Array], table: kvjax.Table):
@@ -113,6 +130,9 @@ def layers(keys: jax.Array, default: nnx.Param[jax.Array], table: kvjax.Table):
     assert_type(embed(keys, salt=1), jax.Array)
     assert_type(embed.table.get_value(), kvjax.Table)
     assert_type(embed.feature(keys, mask=keys > 0, combiner="sum", lengths=[1, 2]), kvjax.Feature)
+    embed.table = embed.table.get_value().upsert(keys, [[1.0]])
+    embed.table = table.live()
+    embed.table = 3  # pyright: ignore[reportAttributeAccessIssue]
     embed.feature(keys, combiner="avg")  # pyright: ignore[reportArgumentType]
     assert_type(kvjax.flax.EmbedBag(table).feature(keys, lengths=[1, 2]), kvjax.Feature)
     assert_type(kvjax.flax.EmbedBag(table).feature(keys, combiner="sum"), kvjax.Feature)
