@@ -23,6 +23,7 @@ from kvjax._process import PROCESS
 from kvjax._table.registry import tables
 from kvjax._table.table import is_table
 from kvjax._values.arrays import PyTree
+from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
 from kvjax.ffi import DEVICE, HOST
 
@@ -175,9 +176,10 @@ class Program:
                 f"kvjax: program, deserialize: want the bytes that Program.serialize returned, got "
                 f"{type(data).__name__}; of a file they are Path(...).read_bytes()"
             )
+        data = bytes(data)
         if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
             raise ProgramError(
-                f"kvjax: program, deserialize: want bytes that begin with {_MAGIC!r}, got {bytes(data[:8])!r}; give "
+                f"kvjax: program, deserialize: want bytes that begin with {_MAGIC!r}, got {data[:8]!r}; give "
                 "what Program.serialize returned"
             )
         _, length, size, digest = _HEAD.unpack_from(data)
@@ -188,7 +190,6 @@ class Program:
                 f"{zlib.crc32(rest):08x}; the program is damaged: export it again"
             )
         needed("flatbuffers", "Program.deserialize", "export")
-        about = json.loads(rest[:length])
         try:
             exported = jax.export.deserialize(bytearray(rest[length:]))
             with mlir.make_ir_context():  # or JAX reads the module, and refuses that of a newer one, at the first call
@@ -198,14 +199,42 @@ class Program:
                 f"kvjax: program, deserialize: want a program that jax {jax.__version__} reads, got {error!s:.300}; "
                 "export it with this version of JAX, or an older one"
             ) from error
-        uses = {name: TableUse(**use) for name, use in about["tables"].items()}
-        return cls(exported, uses, about["inputs"], about.get("frozen", {}))
+        return cls(exported, *_described(rest[:length], len(exported.in_avals)))
 
     def __reduce__(self) -> Any:
         return Program.deserialize, (self.serialize(),)
 
     def __repr__(self) -> str:
         return f"Program(tables={list(self.tables)}, inputs={self.inputs}, platforms={self.platforms})"
+
+
+def _described(head: bytes, inputs: int) -> tuple[dict[str, TableUse], list[str], dict[str, str]]:
+    """What the bytes of a program say of its tables, its inputs and its frozen tables.
+
+    Args:
+      head: in JSON.
+      inputs: how many arrays the program takes.
+
+    Raises:
+      ProgramError: it is something else.
+    """
+    try:
+        about = json.loads(head)
+        uses = {name: TableUse(**use) for name, use in about["tables"].items()}
+        paths, frozen = about["inputs"], about.get("frozen", {})  # early ones have none
+        good = isinstance(paths, list) and len(set(paths)) == len(paths) == inputs
+        good = good and all(isinstance(text, str) for text in [*paths, *frozen, *frozen.values()])
+        for use in uses.values():
+            good = good and is_integer(use.dim) and isinstance(cast("object", use.dtype), str)
+            good = good and (use.seed is None or is_integer(use.seed))
+        if not good:
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ProgramError(
+            f"kvjax: program, deserialize: want what a program says of its tables and {inputs} inputs, "
+            f"got {head!r:.200}; export it again, as it is damaged or of a later kvjax"
+        ) from error
+    return uses, paths, frozen
 
 
 def _some(items: Collection[str]) -> str:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import gc
+import json
 import pickle
 import subprocess
 import sys
+import zlib
 
 import flax.linen as nn
 import jax
@@ -15,7 +17,7 @@ import pytest
 from flax import nnx
 
 import kvjax
-from kvjax._export.program import ProgramError
+from kvjax._export.program import _HEAD, ProgramError
 from kvjax._process import PROCESS
 from tests.support.marks import few, slow
 from tests.support.tables import AWKWARD
@@ -207,6 +209,18 @@ def test_calls_are_checked(table):
             kvjax.Program.deserialize(bad)
     with pytest.raises(TypeError, match=r"want the bytes that Program.serialize returned, got str; of a file"):
         kvjax.Program.deserialize("program.bin")
+
+    assert kvjax.Program.deserialize(memoryview(data)).tables == program.tables
+    magic, length, size, _ = _HEAD.unpack_from(data)
+    head, body = data[_HEAD.size : _HEAD.size + length], data[_HEAD.size + length :]
+    said = json.loads(head)
+    later = {table.name: {"dim": 2, "dtype": "float32", "seed": None, "later": 1}}
+    odd = [{"tables": each} for each in (3, later, {"t": {"dim": "2", "dtype": "float32", "seed": None}})]
+    odd += [{"inputs": each} for each in (["a"], None, [[]] * len(said["inputs"]))] + [{"frozen": {"a": 1}}]
+    for forged in (b"", b"null", b"\xff", b"[" * 10**5, *(json.dumps(said | each).encode() for each in odd)):
+        bad = _HEAD.pack(magic, len(forged), size, zlib.crc32(forged + body)) + forged + body
+        with pytest.raises(ProgramError, match="deserialize: want what a program says of its tables and 2 inputs, got"):
+            kvjax.Program.deserialize(bad)
 
     program.exported = dataclasses.replace(program.exported, mlir_module_serialized=b"of a newer JAX")
     with pytest.raises(ProgramError, match=r"want a program that jax \S+ reads, got .*StableHLO"):
