@@ -79,7 +79,7 @@ class Bundle:
             header = _fields(entries.pop(b"", b""))
             self.shards = int(header.get(1, [0])[0])
             self.entries = {name.decode(): _entry(data) for name, data in entries.items()}
-        except (IndexError, ValueError, struct.error, UnicodeDecodeError, TypeError) as error:
+        except (LookupError, ValueError, struct.error, TypeError) as error:
             raise FileError(
                 index, "the index of a TensorFlow checkpoint", f"{type(error).__name__}: {error}"
             ) from error
@@ -215,7 +215,8 @@ def latest(path: str | os.PathLike[str], op: str) -> str:
     if not folder.is_dir():
         return os.fspath(path)
     if (folder / "checkpoint").is_file():
-        found = re.search(r'^model_checkpoint_path: "(.*)"$', (folder / "checkpoint").read_text(), re.M)
+        said = os.fsdecode((folder / "checkpoint").read_bytes())  # a path may be of any bytes
+        found = re.search(r'^model_checkpoint_path: "(.*)"$', said, re.M)
         if found:
             return str(folder / found[1])
     prefixes = sorted(str(index.with_suffix("")) for index in folder.glob("*.index"))

@@ -36,6 +36,9 @@ class FileError(ValueError):
         super().__init__(f"kvjax: {os.fspath(file)}: want {want}, got {got}; {mend}")
         self.parts = os.fspath(file), want, got, mend
 
+    def __reduce__(self) -> Any:  # of a worker, whose pool would wait for it forever
+        return FileError, self.parts
+
 
 def of_file(error: FileError, copy: str | os.PathLike[str], file: str | os.PathLike[str]) -> FileError:
     """An error of a copy of a file as one of that file; any other as it is."""

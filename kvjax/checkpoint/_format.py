@@ -74,6 +74,9 @@ class LostBaseError(CheckpointError):
         super().__init__(text)
         self.digest = digest
 
+    def __reduce__(self) -> Any:  # of a worker, whose pool would wait for it forever
+        return LostBaseError, (str(self), self.digest)
+
 
 class Damaged(ValueError):
     """What is not as it was written: "want ..., got ..."."""

@@ -1,6 +1,7 @@
 """Tables of other systems: the files that they wrote, and files that are not as they should be."""
 
 import os
+import pickle
 import shutil
 import struct
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import kvjax
 from kvjax import convert
 from kvjax._formats import bundle
+from kvjax.checkpoint._format import LostBaseError
 from tests.support.marks import slow
 from tests.support.tables import AWKWARD
 
@@ -269,6 +271,26 @@ def test_what_is_not_there(tmp_path):
     np.savez(tmp_path / "b.npz", keys=np.array([1, 1]), values=np.ones((2, 1), np.float32))
     with pytest.raises(ValueError, match="each key once, got 1 keys that are there again, the first 1"):
         convert.from_npz(tmp_path / "b.npz")
+
+
+def test_errors_can_be_pickled():
+    """As those of a worker are: a pool that cannot read one waits forever, or is broken."""
+    for error in (convert.FileError("a.npz", "rows", "none"), LostBaseError("kvjax: table 't': want its base", "0f")):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
+
+
+def test_bundles_that_others_have_made_up(tmp_path):
+    """With the checksums as they should be."""
+    crc32c = pytest.importorskip("google_crc32c")
+    for kind in range(8):
+        entry = bytes([1 << 3 | kind, 0])
+        (tmp_path / "m.index").write_bytes(bundle._index({b"": b"", b"t-keys": entry, b"t-values": entry}, crc32c))
+        with pytest.raises(convert.FileError):
+            convert.from_deeprec(tmp_path / "m", "t")
+    (tmp_path / "checkpoint").write_bytes(b"\xff\n")  # names none, so it is the only one there
+    with pytest.raises(convert.FileError, match="want the index of a TensorFlow checkpoint"):
+        convert.from_deeprec(tmp_path, "t")
 
 
 @slow
