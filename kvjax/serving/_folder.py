@@ -25,12 +25,15 @@ from urllib.parse import quote
 
 from kvjax._formats.atomic import flush, saying, unlock, written
 from kvjax._values.errors import level_of_user
-from kvjax.serving._format import FrozenError
+from kvjax.serving._format import FrozenError, contents
 from kvjax.serving._info import FILES, SUFFIX
 from kvjax.serving._release import PausedError
 
 _PATIENCE = 10
 """Seconds that a writer waits for another before it says so."""
+
+_MOST_NAMES = 1 << 12
+"""Bytes of a file of names of releases, of which there are at most two."""
 
 _LONGEST_NAME = 200  # of the 255 bytes that file systems take, as the file has a longer one while it is written
 
@@ -55,10 +58,12 @@ class Folder:
         """
         try:
             with saying(f"releases, {op}", reads=True):
-                text = (self.path / "current").read_bytes()
+                text = contents(self.path / "current", _MOST_NAMES)
         except (FileNotFoundError, NotADirectoryError) as error:
             got = "none" if self.path.is_dir() else "no such folder"
             raise self._unnamed(op, "a release that has been published", got) from error
+        except FrozenError as error:
+            raise self._unnamed(op, "the name of a release in its file 'current'", "no file of that") from error
         if not _is_name(text):
             raise self._unnamed(op, "the name of a release in its file 'current'", f"{text!r:.50}")
         return text.decode()
@@ -74,11 +79,35 @@ class Folder:
         return [number for number in self._numbers() if number <= last]
 
     def paused(self) -> bool:
-        """Whether no other release comes behind the current one."""
+        """Whether no other release comes behind the current one.
+
+        Raises:
+          FrozenError: the file that says so is damaged.
+        """
         try:  # the current one first: what is paused is written before that
-            return self.name().encode() in (self.path / "paused").read_bytes().split()
-        except (FileNotFoundError, FrozenError):
+            name = self.name()
+        except FrozenError:
             return False
+        try:
+            with saying("releases, paused", reads=True):
+                names = contents(self.path / "paused", _MOST_NAMES).split()
+        except FileNotFoundError:
+            return False
+        except FrozenError as error:
+            raise self._unsaid("no file of that") from error
+        if not names or not all(map(_is_name, names)):  # as if it were not: then a bad release would be back
+            raise self._unsaid(f"{b' '.join(names)!r:.50}")
+        return name.encode() in names
+
+    def _may_be_paused(self) -> bool:
+        try:
+            return self.paused()
+        except FrozenError:  # nobody knows
+            return True
+
+    def _unsaid(self, got: str) -> Exception:
+        mend = "call Releases.resume() once another than the current release may take its place, or rollback again"
+        return self.failed(FrozenError, "paused", "names of releases in its file 'paused'", got, mend)
 
     def failed(self, kind: type[Exception], op: str, want: str, got: str, mend: str) -> Exception:
         return kind(f"kvjax: releases {str(self.path)!r}, {op}: want {want}, got {got}; {mend}")
@@ -157,7 +186,7 @@ class Folder:
 
     def pause(self, name: str) -> None:
         """Lets no other release come behind one, once that is the current one; nor meanwhile, if none may now."""
-        names = [name, self.name()] if self.paused() else [name]
+        names = [name, self.name()] if self._may_be_paused() else [name]
         with written(self.path / "paused") as file:
             file.write(" ".join(names).encode())
 
@@ -179,7 +208,7 @@ class Folder:
             return
         if not (self.path / name).is_dir():
             return
-        if (self.path / "paused").exists() and not self.paused():
+        if (self.path / "paused").exists() and not self._may_be_paused():
             self.resume()  # before the number that it names is free again
         for number in self._numbers():
             if number > int(name):

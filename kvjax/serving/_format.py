@@ -346,6 +346,31 @@ def read(path: Path) -> MappedFile:
     return MappedFile(description, arrays, digests, digest, identity_of(found), whole)
 
 
+def contents(path: Path, most: int | None = None) -> bytes:
+    """The bytes of a regular file beside frozen tables.
+
+    Args:
+      path: of the file.
+      most: bytes that it may have; None for any number.
+
+    Raises:
+      FrozenError: it is something else, or has more.
+      OSError: it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # as in `read`
+    try:
+        found = os.fstat(fd)
+        regular = stat.S_ISREG(found.st_mode)
+        if not regular or found.st_size > (found.st_size if most is None else most):
+            want = "a file of bytes" if most is None else f"a file of at most {most} bytes"
+            got = f"{found.st_size} bytes" if regular else "something else"
+            raise fail(FrozenError, None, str(path), want, got, "put the file there that was written, or remove this")
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(found.st_size)
+    finally:
+        os.close(fd)
+
+
 @contextlib.contextmanager
 def finding(path: Path, op: str) -> Generator[None]:
     """Has the body say what it wants where there is no file."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvjax._formats.atomic import saying, written
 from kvjax._values.numbers import integer_in, is_integer, is_real
-from kvjax.serving._format import damaged, read
+from kvjax.serving._format import FrozenError, contents, damaged, read
 
 SUFFIX = ".frozen"
 """Of the file of a table."""
@@ -24,6 +24,8 @@ FILES = "files"
 
 _CHECKPOINT = "checkpoint"
 _INFO = "info"
+_MOST_BYTES = 1 << 24
+_LONGEST_NAME = 255  # bytes, which are characters, as names are percent-encoded
 _MOST_SECONDS = 1e11  # to the year 5138, which datetime can say
 
 
@@ -87,27 +89,29 @@ def info_of(path: Path) -> ReleaseInfo:
         raise
     except OSError as error:
         return dataclasses.replace(info, damaged=f"{error.strerror}: {error.filename}")
+    except FrozenError as error:
+        return dataclasses.replace(info, damaged=str(error))
 
 
 def identity_at(path: Path) -> bytes | None:
     """Changes when another release takes the place of the one in this folder; None if nothing is known of that. By what
     is written there, the time of publication included, as some file systems give a file another number each time."""
-    with contextlib.suppress(OSError):
-        return (path / _INFO).read_bytes()
+    with contextlib.suppress(OSError, FrozenError):
+        return contents(path / _INFO, _MOST_BYTES)
     return None
 
 
 def _read(path: Path, info: ReleaseInfo) -> ReleaseInfo:
     at, said = path / _CHECKPOINT, path / _INFO
     if at.exists():
-        digests = at.read_bytes()
+        digests = contents(at, _MOST_BYTES)
         if not digests.isascii():
             error = damaged(at, "open", "digests of a checkpoint", f"{digests!r:.100}")
             return dataclasses.replace(info, damaged=str(error))
         info = dataclasses.replace(info, checkpoint=tuple(digests.decode().split()))
     if not said.exists():
         return info
-    data = said.read_bytes()
+    data = contents(said, _MOST_BYTES)
     try:
         found = json.loads(data)
         seconds, source, again = found["published"], found["source"], found["again"]
@@ -134,7 +138,9 @@ def _are_digests(x: object) -> bool:
 def _is_place(place: str) -> bool:
     """Whether it is the path of a table, or of another file, and of nothing outside the folder."""
     folder, _, name = place.rpartition("/")
-    return name not in ("", ".", "..") and (folder == FILES or (folder == "" and name.endswith(SUFFIX)))
+    if name in ("", ".", "..") or len(name) > _LONGEST_NAME:
+        return False
+    return name.isascii() and (folder == FILES or (folder == "" and name.endswith(SUFFIX)))
 
 
 def write_info(

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
-from kvjax.serving._format import FrozenError, read
+from kvjax.serving._format import FrozenError, contents, read
 from kvjax.serving._frozen import FrozenTable
 from kvjax.serving._info import FILES, SUFFIX, info_of
 from kvjax.serving._reads import IdsLike
@@ -152,7 +152,7 @@ class Release(Mapping[str, FrozenTable]):
             digest = mapped.digest
             self._tables[unquote(file.name.removesuffix(SUFFIX))] = FrozenTable(file, mapped, True)
         else:
-            data = file.read_bytes()
+            data = contents(file)
             digest = zlib.crc32(data)
             self._files[unquote(file.name)] = data
         if wanted not in (None, digest):

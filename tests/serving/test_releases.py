@@ -1,5 +1,6 @@
 """Readers in threads and processes have one release or another, and never a mixture, while others are published."""
 
+import json
 import os
 import pickle
 import shutil
@@ -177,6 +178,60 @@ def test_what_goes_wrong_leaves_the_current_release(tmp_path):
     for damaged in (b"../../etc", b"00000002"):  # the folder of the second one is lost
         (tmp_path / "v/current").write_bytes(damaged)
         assert releases.publish({"a/b": rows(7, 3)}, missing="zeros")["a/b"].lookup([0]).tolist() == [[7.0] * 4]
+
+
+def test_files_of_a_folder_that_are_none(tmp_path):
+    """Of a pipe reading would wait, of a device it would not end."""
+    trainer = Releases(tmp_path / "v")
+    for value in range(2):
+        trainer.publish({"a": rows(value, 3)}, {"b": b"0"}, missing="zeros")
+
+    def long(path):
+        path.touch()
+        os.truncate(path, 1 << 40)
+
+    folder, zero = tmp_path / "v", lambda path: path.symlink_to("/dev/zero")
+    for make in (os.mkfifo, os.mkdir, zero, long):
+        for name in ("current", "00000002/info", "00000002/checkpoint", "00000002/files/b"):
+            path, kept = folder / name, tmp_path / "kept"
+            if path.exists():
+                path.rename(kept)
+            if make is not long or path.name != "b":
+                make(path)
+                with pytest.raises(FrozenError, match=r"^kvjax: "):
+                    Releases(folder).current()
+                assert [info.number for info in Releases(folder).history()] == [1, 2] if name != "current" else True
+                path.rmdir() if path.is_dir() else path.unlink()
+            if kept.exists():
+                kept.rename(path)
+    assert Releases(folder).current()["a"].lookup([0]).tolist() == [[1.0] * 4]
+    info = json.loads((folder / "00000002/info").read_text())
+    for place in ("files/" + "n" * 300, "files/\ud800", "n" * 300 + ".frozen"):
+        (folder / "00000002/info").write_text(json.dumps(info | {"digests": {place: 0}}))
+        with pytest.raises(FrozenError, match="want what is known of a release"):
+            Releases(folder).current()
+
+
+def test_a_pause_that_nobody_can_read_does_not_end(tmp_path):
+    folder = tmp_path / "v"
+    releases = Releases(folder)
+    for value in range(2):
+        releases.publish({"a": rows(value, 3)}, missing="zeros")
+    releases.rollback(1)
+    for damage in (lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"0000"), os.mkfifo):
+        (folder / "paused").unlink()
+        damage(folder / "paused")
+        for call in (lambda: releases.paused, lambda: releases.publish({"a": rows(1, 3)}, missing="zeros")):
+            with pytest.raises(FrozenError, match=r"want names of releases in its file 'paused', got .*call Releases"):
+                call()
+        assert releases.refresh()["a"].lookup([0]).tolist() == [[0.0] * 4]
+    (folder / "paused").unlink()
+    (folder / "paused").write_bytes(b"?")
+    releases.rollback(1)
+    assert releases.paused
+    (folder / "paused").write_bytes(b"?")
+    releases.resume()
+    assert not releases.paused and releases.publish({"a": rows(1, 3)}, missing="zeros").number == 4
 
 
 def test_a_folder_that_is_made_anew_has_other_releases_of_the_same_numbers(tmp_path):
