@@ -25,6 +25,7 @@ from kvjax._formats.source import PIECE_BYTES, InFile, as_written, raw
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER, _TRAILER = 48, 5
 _MOST_INDEX = 1 << 28
+_MOST_STATE = 1 << 20  # bytes of a file "checkpoint", of which the first line counts
 _DTYPES: dict[int, np.dtype[Any]] = {
     number: np.dtype(kind)
     for number, kind in {
@@ -215,7 +216,8 @@ def latest(path: str | os.PathLike[str], op: str) -> str:
     if not folder.is_dir():
         return os.fspath(path)
     if (folder / "checkpoint").is_file():
-        said = os.fsdecode((folder / "checkpoint").read_bytes())  # a path may be of any bytes
+        with open(folder / "checkpoint", "rb") as file:
+            said = os.fsdecode(file.read(_MOST_STATE))  # a path may be of any bytes
         found = re.search(r'^model_checkpoint_path: "(.*)"$', said, re.M)
         if found:
             return str(folder / found[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 from typing import Any
@@ -51,11 +52,15 @@ def check_regular(path: str | os.PathLike[str], want: str) -> None:
 
     Raises:
       FileError: there is none.
+      PermissionError: this process may not read it.
     """
     if not os.path.exists(path):
         raise FileError(path, want, "nothing at that path", "give the path of one")
     if not os.path.isfile(path):
         raise FileError(path, want, "something that is no regular file")
+    if not os.access(path, os.R_OK, effective_ids=True):
+        said = f"kvjax: want {want}, got {os.strerror(errno.EACCES)}; let this process read it"
+        raise PermissionError(errno.EACCES, said, os.fspath(path))
 
 
 def needed(module: str, of: str, extra: str) -> Any:

@@ -82,8 +82,8 @@ def info_of(path: Path) -> ReleaseInfo:
     """
     info = ReleaseInfo(int(path.name), _utc(os.lstat(path).st_mtime), (), None, None)
     try:
-        os.scandir(path).close()  # or it is no folder
         with saying("open", reads=True):
+            os.scandir(path).close()  # or it is no folder
             return _read(path, info)
     except FileNotFoundError:  # it went meanwhile
         raise

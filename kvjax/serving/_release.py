@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
 
+from kvjax._formats.atomic import saying
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
 from kvjax.serving._format import FrozenError, contents, read
@@ -136,8 +137,9 @@ class Release(Mapping[str, FrozenTable]):
         self._tables: dict[str, FrozenTable] = {}
         self._files: dict[str, bytes] = {}
         try:
-            for place in sorted(places):
-                self._open(place)
+            with saying("open", reads=True):
+                for place in sorted(places):
+                    self._open(place)
         finally:
             os.stat(path)  # else it went meanwhile, and some of it may not have been there
 

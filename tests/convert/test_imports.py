@@ -293,6 +293,16 @@ def test_bundles_that_others_have_made_up(tmp_path):
         convert.from_deeprec(tmp_path, "t")
 
 
+@pytest.mark.parametrize("end", ["npz", "parquet", "safetensors", "index"])
+def test_a_file_that_this_process_may_not_read(end, tmp_path, monkeypatch):
+    path = tmp_path / f"rows.{end}"
+    path.touch()
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)  # a test that root runs may read all
+    read = {"npz": convert.from_npz, "parquet": convert.from_parquet, "safetensors": convert.from_safetensors}
+    with pytest.raises(PermissionError, match=rf"kvjax: want .*, got Permission denied; let .*rows.{end}"):
+        read.get(end, lambda path: convert.from_tfplus(path, "t"))(path)
+
+
 @slow
 def test_a_pipe_is_not_waited_for(tmp_path):
     pytest.importorskip("google_crc32c")

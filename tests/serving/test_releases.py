@@ -212,6 +212,21 @@ def test_files_of_a_folder_that_are_none(tmp_path):
             Releases(folder).current()
 
 
+def test_a_release_that_this_process_may_not_read(tmp_path, monkeypatch):
+    folder = tmp_path / "v"
+    Releases(folder).publish({"a": rows(0, 3)}, {"b": b"0"}, missing="zeros")
+
+    def refuse(path, *args):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(_release, "contents", refuse)  # a test that root runs may read all
+    with pytest.raises(PermissionError, match=r"kvjax: open: Permission denied; let this.*files/b"):
+        Releases(folder).current()
+    monkeypatch.setattr(os, "scandir", refuse)
+    (info,) = Releases(folder).history()
+    assert info.damaged.startswith("kvjax: open: Permission denied; let this process read it: ")
+
+
 def test_a_pause_that_nobody_can_read_does_not_end(tmp_path):
     folder = tmp_path / "v"
     releases = Releases(folder)
