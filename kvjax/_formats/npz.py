@@ -84,6 +84,10 @@ def _none(path: str | os.PathLike[str], error: Exception) -> FileError:
     return FileError(path, "an npz archive of plain arrays", f"{type(error).__name__}: {error}")
 
 
+_MOST_OF_A_BYTE = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
+"""Bytes that one of a file can unpack to, by the way of packing; only of the ways that NumPy has."""
+
+
 class _Member:
     """An array of an archive, read in order; going back begins anew."""
 
@@ -92,9 +96,13 @@ class _Member:
         self._begin()
         self.dtype, self.shape = self._stored.newbyteorder("="), self._shape
         size = row_bytes((self._stored, self._shape[1:])) * (self._shape[0] if self._shape else 1)
-        there = self._archive.getinfo(name).file_size - self._file.tell()
+        member = self._archive.getinfo(name)
+        there = member.file_size - self._file.tell()
         if size != there:  # before anything is allocated for it
             raise FileError(path, f"{name!r} with {size} bytes of rows", f"{there}")
+        most = _MOST_OF_A_BYTE.get(member.compress_type)
+        if most is not None and there > most * (whole := os.path.getsize(path)):  # the archive's list is forged
+            raise FileError(path, f"{name!r} of at most {most * whole} bytes in a file of {whole}", f"{there}")
 
     def _begin(self) -> None:
         self._file = self._archive.open(self._name)

@@ -1,6 +1,7 @@
 """Trips: what a table has, out to a file and back, and what is said of what does not come back."""
 
 import dataclasses
+import io
 import json
 import os
 import tracemalloc
@@ -300,3 +301,15 @@ def test_what_metadata_and_arguments_say_wrongly(tmp_path, make):
     for limit in ("x", float("inf"), float("nan"), 0, True):
         with pytest.raises(ValueError, match="max_norm: want a finite limit above 0"):
             kvjax.constraints.max_norm(limit)
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_archive_that_says_it_has_more_than_a_file_can(packing, tmp_path):
+    """Nothing is allocated for it, be it of as many rows as it says."""
+    n, header = 1 << 36, io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (n,)})
+    with zipfile.ZipFile(tmp_path / "rows.npz", "w", packing) as archive:
+        archive.writestr("keys.npy", header.getvalue())
+        archive.filelist[0].file_size += 8 * n
+    with pytest.raises(convert.FileError, match=r"want 'keys.npy' of at most \d+ bytes in a file of \d+, got"):
+        convert.from_npz(tmp_path / "rows.npz", {"values": "keys", "keys": None})
