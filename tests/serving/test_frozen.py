@@ -1,5 +1,6 @@
 """Frozen tables read as the tables they were written from, without JAX."""
 
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -275,6 +276,27 @@ assert sorted(dir(kvjax)) == dir(kvjax) and kvjax.get_table("t", dim=2).dim == 2
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.array(eval(done.stdout), np.float32), table.lookup(UNSEEN[:5]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"keys": [1, 2, 3]}, "want keys as an array of NumPy in the export, got list"),
+        ({"keys": np.arange(3.0)}, r"want keys \(n,\) int64 or uint64 in the export, got \(3,\) <f8"),
+        ({"keys": np.arange(3).astype(">i8")}, "got .* >i8"), ({"keys": np.arange(3, dtype=np.int32)}, "got .* <i4"),
+        ({"keys": np.arange(2)}, r"want values \(2, dim\) in the export, got \(3, 1\)"),
+        ({"values": np.ones(3, np.float32)}, r"want values \(3, dim\) in the export, got \(3,\)"),
+        ({"last_step": 2**70}, "want last_step of a table"), ({"last_step": -1}, "want last_step of a table"),
+    ],
+)  # fmt: skip
+def test_an_export_that_somebody_has_put_together_wrongly(fields, text, make, tmp_path):
+    """Some were files with other rows, and some took the place of a good one and could not be opened."""
+    rows = make(1).upsert(np.arange(3), np.ones((3, 1))).export()
+    FrozenTable.write(tmp_path / "t", rows, missing="zeros")
+    for prune in (None, kvjax.Prune(zero_rows=True)):
+        with pytest.raises((TypeError, ValueError), match=f"^kvjax: table 't', write: .*{text}"):
+            FrozenTable.write(tmp_path / "t", dataclasses.replace(rows, **fields), missing="zeros", prune=prune)
+    assert FrozenTable.open(tmp_path / "t").lookup(np.arange(4))[:, 0].tolist() == [1.0, 1.0, 1.0, 0.0]
 
 
 def test_names_and_arguments_that_mean_nothing_for_a_source(make, tmp_path):
