@@ -155,6 +155,9 @@ class Program:
     def deserialize(cls, data: bytes) -> Program:
         """Makes a program from the bytes of `serialize`, in any process. Its tables need not exist yet.
 
+        A program is code: take it, and pickles of it, only from those whose code you would run. Damage is found by a
+        checksum, and bytes that somebody has forged may end the process in JAX's reader of modules.
+
         Args:
           data: the bytes.
 

@@ -54,7 +54,7 @@ class Source:
     @classmethod
     def of(cls, columns: Mapping[str, Column], meta: Mapping[str, str]) -> Source:
         """The source of arrays in memory or in files."""
-        types = {name: (_native(array.dtype), array.shape[1:]) for name, array in columns.items()}
+        types = {name: (native(array.dtype), array.shape[1:]) for name, array in columns.items()}
 
         def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
             return {name: columns[name][start:stop].astype(types[name][0], copy=False) for name in names}
@@ -247,7 +247,7 @@ def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in first} if rest else first
 
 
-def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The same in the byte order of the machine."""
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 

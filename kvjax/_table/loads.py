@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,9 +20,8 @@ from kvjax._table.contents import check_capacity, sum_of_hashes
 from kvjax._table.handle import Handle, version_leaf
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail, level_of_user
-from kvjax._values.exported import SLOT, Exported
+from kvjax._values.exported import SLOT, Exported, check_keys
 from kvjax._values.key_width import is_of_32_bits, own_bits
-from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import (
     ADMISSION_COLUMNS,
@@ -64,9 +63,7 @@ def checked(spec: TableSpec, given: Exported | Snapshot | Loading, slot_types: d
     if given.admission:
         _warn_of_lost_counts(spec, given.admission)
     n, types = given.rows.num_rows, given.rows.types
-    if types["keys"][0] not in (np.dtype(np.int64), np.dtype(np.uint64)):
-        want = "keys (n,) int64 or uint64"
-        raise fail(TypeError, spec.name, "load", want, f"{types['keys'][0]}", "convert them first")
+    check_keys(types["keys"][0], spec.name, "load")
     given = _with_own_keys(given, spec.key_dtype)
     if types["values"] != (spec.row_dtype, (spec.dim,)):
         dtype, shape = types["values"]
@@ -103,38 +100,7 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
     if not isinstance(rows, Exported):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
         got = type(given).__name__
         raise fail(TypeError, spec.name, "load", "what table.export() gives", got, "arrays go in by table.upsert")
-    slots: Any = rows.slots  # the user's, as all that comes below
-    if not (isinstance(slots, Mapping) and all(isinstance(name, str) for name in slots)):
-        raise fail(
-            TypeError, spec.name, "load", "slots as a dict of arrays by name", f"{slots!r}",
-            "give what table.export(slots=True) gives, or slots={}",
-        )  # fmt: skip
-    if not is_integer(rows.last_step) or not 0 <= int(rows.last_step) < 2**63:
-        want = "last_step as an integer from 0 to 2**63 - 1"
-        raise fail(ValueError, spec.name, "load", want, f"{rows.last_step!r}", "give what table.export() gives")
-    rows = dataclasses.replace(rows, slots={name: np.asarray(array) for name, array in rows.slots.items()})
-    columns, admission = {name: np.asarray(array) for name, array in rows.columns().items()}, {}
-    for name, array in columns.items():
-        has_width = name == "values" or name.startswith(SLOT)
-        if array.ndim == 0 or (array.ndim > 1 and not has_width):
-            want, got = f"{name} {'(n, ...)' if has_width else '(n,)'}", f"an array {array.shape}"
-            raise fail(ValueError, spec.name, "load", want, got, "give what table.export() gives")
-    lengths = {name: len(array) for name, array in columns.items()}
-    if set(lengths.values()) != {len(rows.keys)}:
-        raise fail(
-            ValueError, spec.name, "load", f"{len(rows.keys)} rows in each column", f"{lengths}",
-            "give what table.export() gives",
-        )  # fmt: skip
-    for name, kinds in (("freqs", "iu"), ("versions", "iu"), ("has_slots", "biu"), ("pinned", "biu")):
-        if columns[name].dtype.kind not in kinds:
-            want = f"{name} of {'integers' if kinds == 'iu' else 'bool'}"
-            raise fail(TypeError, spec.name, "load", want, f"{columns[name].dtype}", "convert them first")
-    oldest, newest = int(columns["versions"].min(initial=0)), int(columns["versions"].max(initial=0))
-    if oldest < 0 or newest > rows.last_step:
-        raise fail(
-            ValueError, spec.name, "load", f"versions from 0 to last_step={rows.last_step}",
-            f"{oldest if oldest < 0 else newest}", "give last_step= the greatest, from which ages are counted",
-        )  # fmt: skip
+    rows, admission = rows.checked(spec.name, "load"), {}
     if slot_types is None and isinstance(given, Snapshot):
         slot_types = given.slot_types
     if slot_types is None:
@@ -143,13 +109,13 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
             slot_types = held  # in the order of the optimizer
     if isinstance(given, Snapshot):
         admission = {name: np.zeros(0, dtype) for name, dtype in ADMISSION_COLUMNS.items()} | given.admission
-    return Loading(Source.of(columns, {}), rows.last_step, dict(slot_types), admission)
+    return Loading(Source.of(rows.columns(), {}), rows.last_step, dict(slot_types), admission)
 
 
 def _slot_text(spec: TableSpec, name: str, array: np.ndarray) -> str:
     if array.dtype.kind not in "biu" and not is_float(array.dtype):
         raise fail(TypeError, spec.name, "load", f"numbers of the slot {name!r}", f"{array.dtype}", "leave it out")
-    return type_text(array.dtype.newbyteorder("=") if array.dtype.kind in "iuf" else array.dtype, array.shape[1:])
+    return type_text(array.dtype, array.shape[1:])
 
 
 def _warn_of_lost_counts(spec: TableSpec, counts: dict[str, np.ndarray]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from kvjax._formats import deeprec, npz, parquet, safetensors
 from kvjax._formats.choices import Quantised
 from kvjax._formats.quantise import QuantisationReport, Quantiser
 from kvjax._formats.quantised import quantised
-from kvjax._formats.source import Source
-from kvjax._values.errors import level_of_user
+from kvjax._formats.source import Source, native
+from kvjax._values.errors import fail, level_of_user
 from kvjax._values.key_width import KEY_DTYPES
+from kvjax._values.numbers import is_integer
 
 SLOT = "slot."
 """What the name of a slot's column begins with."""
@@ -234,8 +236,9 @@ class Exported:
     def _source(
         self, path: str | os.PathLike[str], dtype: Quantised | None, slots: bool
     ) -> tuple[Source, Quantiser | None]:
-        columns = {name: array for name, array in self.columns().items() if slots or not name.startswith(SLOT)}
-        meta = {"last_step": str(self.last_step), "key_dtype": self.fitting_key_dtype}
+        rows = self.checked(None, os.fspath(path))
+        columns = {name: array for name, array in rows.columns().items() if slots or not name.startswith(SLOT)}
+        meta = {"last_step": str(rows.last_step), "key_dtype": rows.fitting_key_dtype}
         source = Source.of(columns, meta)
         return (source, None) if dtype is None else quantised(source, dtype, os.fspath(path))
 
@@ -246,6 +249,59 @@ class Exported:
         if self.key_dtype is not None and self.key_dtype.startswith("u") == unsigned:
             return self.key_dtype
         return own if own in KEY_DTYPES else "uint64" if unsigned else "int64"
+
+    def checked(self, table: str | None, op: str) -> Exported:
+        """The same as NumPy arrays in the machine's byte order, if it has the form of what a table gives.
+
+        Anybody may have put it together, or replaced some of it.
+
+        Args:
+          table: which an error names, if any.
+          op: the operation that it names.
+
+        Raises:
+          TypeError, ValueError: it does not have that form.
+
+        Example:
+          >>> import dataclasses, kvjax, numpy as np
+          >>> rows = kvjax.get_table("doc_checked", dim=1).upsert([7, 9], [[1.0], [2.0]]).export()
+          >>> try:
+          ...     dataclasses.replace(rows, keys=rows.keys[:1]).checked("doc_checked", "load")
+          ... except ValueError as error:
+          ...     print(str(error)[:63])
+          kvjax: table 'doc_checked', load: want 1 rows in each column, g
+          >>> kvjax.drop_table("doc_checked")
+        """
+        slots: Any = self.slots  # the user's, as all that comes below
+        if not (isinstance(slots, Mapping) and all(isinstance(name, str) for name in slots)):
+            mend = "give what table.export(slots=True) gives, or slots={}"
+            raise fail(TypeError, table, op, "slots as a dict of arrays by name", f"{slots!r:.200}", mend)
+        mend = "give what table.export() gives"
+        if not is_integer(self.last_step) or not 0 <= int(self.last_step) < 2**63:
+            want = "last_step as an integer from 0 to 2**63 - 1"
+            raise fail(ValueError, table, op, want, f"{self.last_step!r:.200}", mend)
+        if self.key_dtype not in (None, *KEY_DTYPES):
+            raise fail(ValueError, table, op, f"key_dtype= in {KEY_DTYPES}, or None", f"{self.key_dtype!r:.200}", mend)
+        columns = {name: np.asarray(array) for name, array in self.columns().items()}
+        columns = {name: array.astype(native(array.dtype), copy=False) for name, array in columns.items()}
+        for name, array in columns.items():
+            of_slot = name.startswith(SLOT)
+            if array.ndim == 0 or not (of_slot or array.ndim == 1 + (name == "values")):
+                shape = "(n, ...)" if of_slot else "(n, dim)" if name == "values" else "(n,)"
+                raise fail(ValueError, table, op, f"{name} {shape}", f"an array {array.shape}", mend)
+        lengths = {name: len(array) for name, array in columns.items()}
+        if set(lengths.values()) != {n := len(columns["keys"])}:
+            raise fail(ValueError, table, op, f"{n} rows in each column", f"{lengths}", mend)
+        check_keys(columns["keys"].dtype, table, op)
+        for name, kinds in (("freqs", "iu"), ("versions", "iu"), ("has_slots", "biu"), ("pinned", "biu")):
+            if columns[name].dtype.kind not in kinds:
+                want = f"{name} of {'integers' if kinds == 'iu' else 'bool'}"
+                raise fail(TypeError, table, op, want, f"{columns[name].dtype}", "convert them first")
+        oldest, newest = int(columns["versions"].min(initial=0)), int(columns["versions"].max(initial=0))
+        if oldest < 0 or newest > self.last_step:
+            want, got = f"versions from 0 to last_step={self.last_step}", f"{oldest if oldest < 0 else newest}"
+            raise fail(ValueError, table, op, want, got, "give last_step= the greatest, from which ages are counted")
+        return Exported.of_columns(columns, int(self.last_step), self.total, self.key_dtype)
 
     def columns(self) -> dict[str, np.ndarray]:
         """Every array of the export by name, slots as "slot.<name>"; each ``(n, ...)``.
@@ -276,6 +332,16 @@ class Exported:
         plain = {name: columns[name] for name in ROW_COLUMNS}
         whole = len(plain["keys"]) if total is None else total
         return cls(**plain, slots=slots, last_step=last_step, total=whole, key_dtype=key_dtype)
+
+
+def check_keys(dtype: np.dtype[Any], table: str | None, op: str) -> None:
+    """Whether keys are of a type that tables give them in.
+
+    Raises:
+      TypeError: they are of another.
+    """
+    if dtype not in (np.dtype(np.int64), np.dtype(np.uint64)):
+        raise fail(TypeError, table, op, "keys (n,) int64 or uint64", dtype.str, "convert them first")
 
 
 ROW_COLUMNS = ("keys", "values", "freqs", "versions", "has_slots", "pinned")

@@ -186,7 +186,8 @@ class Prune:
           Rows, bytes and norms that are left out, in all and by rule.
 
         Raises:
-          ValueError: `predicate` returns something other than ``(n,)`` bool.
+          TypeError, ValueError: it does not have the form of what a table gives, or `predicate` returns something other
+            than ``(n,)`` bool.
 
         Example:
           >>> import kvjax, numpy as np
@@ -196,6 +197,7 @@ class Prune:
           (2, 1, 0.167, 4)
           >>> kvjax.drop_table("doc_report")
         """
+        rows = rows.checked(None, "Prune.report")
         size = sum(array.nbytes for array in rows.columns().values()) // max(len(rows), 1)
         return self.reported(self.tests(rows), norms_of(rows.values), size, rows.keys, rows.freqs, rows.versions)
 

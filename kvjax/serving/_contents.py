@@ -16,7 +16,6 @@ from kvjax._formats.quantise import to_float32
 from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import own_key
 from kvjax._values.missing import missing_row
-from kvjax._values.numbers import integer_in
 from kvjax.serving._initial import Initial
 from kvjax.serving._search import RANGES, mixed, ranges_of
 
@@ -147,7 +146,7 @@ def with_contents(
         want, mend = "base= beside a checkpoint", "leave it out"
         raise fail(ValueError, name or default_name, "write", want, type(source).__name__, mend)
     if isinstance(source, Exported):
-        _check_rows(name or default_name, source)
+        source = source.checked(name or default_name, "write")
         return write(_in_memory(name or default_name, source, prune, source.fitting_key_dtype, None, None, None))
     if hasattr(source, "spec") and hasattr(source, "export"):
         return write(_of_table(source, name, prune))
@@ -165,28 +164,6 @@ def _in_memory(name: str, rows: Exported, prune: PruneLike | None, key_dtype: st
         rows = rows.take(rule_for(prune, name, key_dtype).mask(rows))
     source = Source.of({"keys": rows.keys, "values": rows.values}, {"last_step": str(rows.last_step)})
     return Contents(name, source, False, key_dtype, *unseen)
-
-
-def _check_rows(name: str, rows: Exported) -> None:
-    """Whether the rows of an export, which anybody may have put together, are those of a table.
-
-    Raises:
-      TypeError, ValueError: they are not; before a file is written that has other rows, or that nobody can open.
-    """
-    keys, values = rows.keys, rows.values
-    for what, array in (("keys", keys), ("values", values)):
-        if not isinstance(cast("object", array), np.ndarray):
-            got = type(array).__name__
-            raise fail(TypeError, name, "write", f"{what} as an array of NumPy in the export", got, "give np.asarray")
-    if keys.ndim != 1 or keys.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)):
-        got, mend = f"{keys.shape} {keys.dtype.str}", "make them of integers, by astype(np.int64), say"
-        raise fail(TypeError, name, "write", "keys (n,) int64 or uint64 in the export", got, mend)
-    if values.ndim != 2 or len(values) != len(keys):
-        want, mend = f"values ({len(keys)}, dim) in the export", "give each key one row"
-        raise fail(ValueError, name, "write", want, f"{values.shape}", mend)
-    if not integer_in(0, 2**63 - 1)(rows.last_step):
-        want, mend = "last_step of a table in the export, from 0 on", "give 0 if nobody knows it"
-        raise fail(ValueError, name, "write", want, f"{rows.last_step!r:.50}", mend)
 
 
 def _of_table(table: Any, name: str | None, prune: PruneLike | None) -> Contents:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+import kvjax
 from kvjax import convert
 from kvjax._formats import bundle, deeprec, safetensors, source
 from kvjax._formats.errors import needed
@@ -68,6 +69,21 @@ def test_the_same_rows_are_the_same_bytes_at_any_time(make, tmp_path, monkeypatc
 
 
 @slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_that_somebody_has_put_together_wrongly_is_no_file(format, make, tmp_path):
+    """One of fewer keys than rows was one that readers took without a word."""
+    rows = make(1).upsert(np.arange(3), np.ones((3, 1))).export()
+    wrong = [({"keys": rows.keys[:2]}, "want 2 rows in each column"), ({"slots": None}, "want slots as a dict")]
+    wrong += [({"versions": np.array([0, 5, 0])}, "want versions from 0 to last_step=0, got 5; ")]
+    for fields, text in wrong:
+        other = dataclasses.replace(rows, **fields)
+        with pytest.raises((TypeError, ValueError), match=rf"^kvjax: .*rows\.{format}: {text}"):
+            getattr(other, f"to_{format}")(tmp_path / f"rows.{format}")
+        with pytest.raises((TypeError, ValueError), match=f"^kvjax: Prune.report: {text}"):
+            kvjax.Prune(min_norm=0.1).report(other)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_readers(make, tmp_path):
     rows = export_of(make, "uint64")
     rows.to_npz(tmp_path / "rows.npz")
