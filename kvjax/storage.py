@@ -82,8 +82,8 @@ class Mmap:
     Values, optimizer slots and row headers are in the file; the index, 16 to 23 bytes a key, stays in memory. Disk
     space is reserved as the table grows, so if the disk is full, the write that needs space is an error and leaves the
     table as it was. A table in a file is as fast as one in memory as long as the rows in use fit into memory. Saves
-    copy a few rows at a time, unless they prune. `Table.export`, `copy` and `to`, and what is written from the table
-    without a checkpoint (`kvjax.serving`), copy all rows into memory.
+    and moves copy a few rows at a time, unless they prune. `Table.export`, and what is written from the table without a
+    checkpoint (`kvjax.serving`), copy all rows into memory.
 
     The file is not a checkpoint: it has no name and is gone when the process ends, however it ends. To keep the rows,
     save a checkpoint (`kvjax.checkpoint`, `kvjax.orbax`).

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._formats.source import row_bytes
+from kvjax._formats.source import Source, row_bytes
 from kvjax._spec.spec import TableSpec
 from kvjax._table.checks import version_on_host
 from kvjax._table.handle import Handle
@@ -71,6 +71,22 @@ class FrozenRows:
                 pause(seconds)
             return rows
         return 0
+
+    def source(self) -> Source:
+        """All columns, of which each row can be read once, one piece behind the other."""
+        types = self.types | {"pinned": (np.dtype(np.bool_), ())}
+
+        def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
+            piece = {name: np.empty((stop - start, *shape), dtype) for name, (dtype, shape) in types.items()}
+            if not self.pinned:
+                piece["pinned"][:] = False
+            rest = {name: piece[name].reshape(-1).view(np.uint8) for name in self.types}
+            while len(rest["keys"]):
+                rows = self.copy_next(rest, lambda seconds: None)  # nobody is to wait for long: it is soon done
+                rest = {name: data[rows * row_bytes(types[name]) :] for name, data in rest.items()}
+            return {name: piece[name] for name in names}
+
+        return Source(types, self.size, read, {})
 
 
 def freeze_rows(table: Handle, raises: bool = True) -> FrozenRows | None:

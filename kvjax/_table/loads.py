@@ -17,7 +17,9 @@ from kvjax._spec.spec import TableSpec
 from kvjax._table.behind import OneStepCheck, note_loaded
 from kvjax._table.checks import version_on_host
 from kvjax._table.contents import check_capacity, sum_of_hashes
+from kvjax._table.frozen import freeze_rows
 from kvjax._table.handle import Handle, version_leaf
+from kvjax._table.newest import of_newest
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.exported import SLOT, Exported, check_keys
@@ -31,6 +33,7 @@ from kvjax._values.snapshot import (
     take,
     waiting_of,
 )
+from kvjax.ffi import is_device
 
 H = TypeVar("H", bound=Handle)
 
@@ -50,6 +53,16 @@ class Loading:
     last_step: int
     slot_types: dict[str, str]
     admission: dict[str, np.ndarray]
+
+
+def of_frozen(table: Handle) -> Loading | None:
+    """The contents of a table in one place, of which a piece is copied at a time; None where it takes a whole copy."""
+    if table.spec.placement is not None or is_device(table.spec.storage.backend):
+        return None
+    frozen = of_newest(table, freeze_rows)
+    if frozen is None:
+        return None
+    return Loading(frozen.source(), frozen.last_step, frozen.slot_types, frozen.admission)
 
 
 def checked(spec: TableSpec, given: Exported | Snapshot | Loading, slot_types: dict[str, str] | None = None) -> Loading:

@@ -73,7 +73,9 @@ def prepare_move(
         live_version(old)  # waits for all that has been started, and not only for what this handle needs
         version = version_on_host(table, op)
         own = old.originals if once else old.kept
-        mine = None if rows is not None else contents.snapshot(old, op, version, True, own)
+        mine = loads.of_frozen(table) if rows is None and bring is None else None
+        if rows is None and mine is None:
+            mine = contents.snapshot(old, op, version, True, own)
         return version, may_be_behind(table), mine
 
     def stage() -> tuple[Any, bool]:

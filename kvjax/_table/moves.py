@@ -12,7 +12,7 @@ from kvjax._table import lifetime
 from kvjax._table.checks import check_on_host
 from kvjax._table.contents import copied
 from kvjax._table.handle import live_version
-from kvjax._table.loads import checked, load
+from kvjax._table.loads import Loading, checked, load, of_frozen
 from kvjax._table.move import move
 from kvjax._table.whole import Whole
 from kvjax._values.errors import fail
@@ -32,8 +32,9 @@ class Moves(Whole):
 
         Older handles are stale: put the new one in their place, for instance into ``params``. Programs are compiled
         again, the counts of `stats` begin at 0, and memory that was reserved beyond ``capacity`` is not moved. The
-        move takes the memory of the new place beside that of the old one, and copies all rows into the host's memory on
-        the way: on the CPU, it takes the table three times. In several processes, all call this together.
+        move takes the memory of the new place beside that of the old one. On the way, all rows of a table over a mesh,
+        in an engine or on a GPU are in the host's memory, too, and of others about 200 MB at a time. In several
+        processes, all call this together.
 
         Args:
           storage: one of `kvjax.storage`.
@@ -70,8 +71,8 @@ class Moves(Whole):
 
         The copy has all that belongs to the table: its options, seed and shards, rows, slots, frequencies, versions,
         pins, and counts of admission. So keys without a row read the same, and the same training makes the same rows.
-        Only the original keeps its sink, and the counts of `stats` begin at 0. All rows are copied into the host's
-        memory on the way. In several processes, all call this together.
+        Only the original keeps its sink, and the counts of `stats` begin at 0. What it takes of memory on the way is
+        as for `to`. In several processes, all call this together.
 
         Args:
           name: of the new table.
@@ -104,7 +105,7 @@ class Moves(Whole):
         _check_storage(self.name, "copy", where)
         spec = dataclasses.replace(self.spec, name=name, storage=where)
 
-        def begin() -> Snapshot:
+        def begin() -> Loading | Snapshot:
             if not is_name(name):
                 want = "a name in UTF-8 that is not empty"
                 raise fail(ValueError, self.name, "copy", want, repr(name), 'table.copy("other")')
@@ -112,7 +113,7 @@ class Moves(Whole):
                 mend = "give another name, or kvjax.drop_table(name) first"
                 raise fail(ValueError, self.name, "copy", "a name that no table has", repr(name), mend)
             check_backend(spec, "copy")
-            return copied(self, "copy")
+            return of_frozen(self) or copied(self, "copy")
 
         rows = together(self.spec.placement, self.name, "copy", begin, {"name": name})
         try:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import re
+import tracemalloc
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import kvjax
@@ -33,6 +35,22 @@ def test_training_goes_on_the_same(mesh_of, make, mesh, tmp_path, promotion):
         same_tables(one, table)
         one, table = trained(one, seed=1), trained(table, seed=1)
         same_tables(one, table)
+
+
+def test_rows_go_a_piece_at_a_time(make, tmp_path, promotion, monkeypatch, request):
+    """A copy of all of them on the way would be a third table: of one that moves into a file, for want of memory."""
+    monkeypatch.setattr("kvjax._formats.source.PIECE_BYTES", 1 << 16)
+    request.addfinalizer(lambda: kvjax.drop_table("copy"))
+    keys = np.arange(10_000)
+    table, _ = make(64).apply(optax.adam(0.1), kvjax.SparseRows(keys, np.ones((10_000, 64), np.float32)))
+    want = table.pin(keys[::9]).export(slots=True)
+    table = table.refresh()
+    tracemalloc.start()
+    moved = table.copy("copy").to(Mmap(tmp_path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.3 * sum(array.nbytes for array in want.columns().values())
+    same_rows(moved.export(slots=True), want)
 
 
 @pytest.mark.parametrize("admit", [kvjax.admit.MinCount(3, unadmitted=7), kvjax.admit.Sketch(3, halve_every=4)])
