@@ -43,12 +43,15 @@ _MODULES = (
 )  # fmt: skip
 
 # What a server makes its keys of, and what says which rows it gets.
-_WITHOUT_JAX = {"Exported": "_values.exported", "Prune": "_values.prune", "hash_keys": "_keys.hashing"}
+_WITHOUT_JAX = {
+    "Exported": "_values.exported", "Prune": "_values.prune", "PruneReport": "_values.prune",
+    "PrunedRows": "_values.prune", "QuantisationReport": "_formats.quantise", "hash_keys": "_keys.hashing",
+}  # fmt: skip
 
 __all__ = [
-    "Exported", "Feature", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "Simulated",
-    "SparseRows", "Stats", "Table", "admit", "backends", "checkpoint", "commit", "constraints", "convert",
-    "drop_table", "evict", "export", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag",
-    "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "serving", "simulate", "stats", "storage",
-    "tables", "value_and_grad",
+    "Exported", "Feature", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "PruneReport",
+    "PrunedRows", "QuantisationReport", "Simulated", "SparseRows", "Stats", "Table", "admit", "backends", "checkpoint",
+    "commit", "constraints", "convert", "drop_table", "evict", "export", "flax", "get_table", "grad", "hash_keys",
+    "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "serving",
+    "simulate", "stats", "storage", "tables", "value_and_grad",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from kvjax import storage as storage
 from kvjax._export.program import Program as Program
 from kvjax._export.program import ProgramError as ProgramError
 from kvjax._export.program import export as export
+from kvjax._formats.quantise import QuantisationReport as QuantisationReport
 from kvjax._keys.hashing import hash_keys as hash_keys
 from kvjax._keys.keys import Keys as Keys
 from kvjax._keys.keys import KeysLike as KeysLike
@@ -33,4 +34,6 @@ from kvjax._table.table import Table as Table
 from kvjax._training.merge import merge as merge
 from kvjax._values.exported import Exported as Exported
 from kvjax._values.prune import Prune as Prune
+from kvjax._values.prune import PrunedRows as PrunedRows
+from kvjax._values.prune import PruneReport as PruneReport
 from kvjax.ffi import backends as backends

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 
 from kvjax._keys.key_width import keys_of
-from kvjax._keys.keys import Keys
+from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table import reads
@@ -16,7 +16,9 @@ from kvjax._table.checks import keys_for
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
+from kvjax._values.missing import Missing
 
 
 class FrozenReadable(abc.ABC):
@@ -41,7 +43,7 @@ class FrozenReadable(abc.ABC):
         """What a program that reads it has as constants, beside the types of its arrays."""
 
     @abc.abstractmethod
-    def lookup(self, keys: Any, *, mask: Any = None, missing: Any = None) -> Any: ...
+    def lookup(self, keys: KeysLike, *, mask: ArrayLike | None = None, missing: Missing | None = None) -> jax.Array: ...
 
 
 Readable: TypeAlias = Table | FrozenReadable

@@ -17,6 +17,7 @@ from kvjax.optax._catch_up import catch_up as catch_up
 from kvjax.optax._catch_up import caught_up as caught_up
 from kvjax.optax._catch_up import sweep as sweep
 from kvjax.optax._compatibility import Compatibility as Compatibility
+from kvjax.optax._compatibility import CountReport as CountReport
 from kvjax.optax._compatibility import LeafReport as LeafReport
 from kvjax.optax._compatibility import check_compatibility as check_compatibility
 from kvjax.optax._conditional import ApplyIfFiniteState as ApplyIfFiniteState
@@ -55,12 +56,12 @@ from kvjax.optax._sparse_groups import sparse_group_ftrl as sparse_group_ftrl
 
 __all__ = [
     "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUp", "CatchUpRows",
-    "CatchUpState", "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GapAdamRows",
-    "GapAdamState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState",
-    "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
-    "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl",
-    "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition",
-    "rename_tables", "rowwise", "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss",
+    "CatchUpState", "CommitState", "Compatibility", "CountReport", "EmaRowsState", "FadingSquares", "FtrlState",
+    "GapAdamRows", "GapAdamState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts",
+    "RowNoiseState", "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay",
+    "add_row_noise", "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility",
+    "ema_rows", "ftrl", "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates",
+    "partition", "rename_tables", "rowwise", "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss",
     "schedule_free_eval_params", "segments", "sparse_group_ftrl", "sweep",
 ]  # fmt: skip
 

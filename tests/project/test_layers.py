@@ -197,22 +197,22 @@ def test_python_knows_no_platform():
 
 def test_public_names():
     assert set(kvjax.__all__) == {
-        "Exported", "Feature", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "Simulated",
-        "SparseRows", "Stats", "Table", "admit", "backends", "checkpoint", "commit", "constraints", "convert",
-        "drop_table", "evict", "export", "flax", "get_table", "grad", "hash_keys", "initializers", "keys",
-        "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "serving", "simulate", "stats",
-        "storage", "tables", "value_and_grad",
+        "Exported", "Feature", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "PruneReport",
+        "PrunedRows", "QuantisationReport", "Simulated", "SparseRows", "Stats", "Table", "admit", "backends",
+        "checkpoint", "commit", "constraints", "convert", "drop_table", "evict", "export", "flax", "get_table", "grad",
+        "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch",
+        "reshard", "serving", "simulate", "stats", "storage", "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
         "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUp", "CatchUpRows",
-        "CatchUpState", "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GapAdamRows",
-        "GapAdamState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState",
-        "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
-        "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl",
-        "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition",
-        "rename_tables", "rowwise", "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss",
-        "schedule_free_eval_params", "segments", "sparse_group_ftrl", "sweep",
+        "CatchUpState", "CommitState", "Compatibility", "CountReport", "EmaRowsState", "FadingSquares", "FtrlState",
+        "GapAdamRows", "GapAdamState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts",
+        "RowNoiseState", "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay",
+        "add_row_noise", "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility",
+        "ema_rows", "ftrl", "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates",
+        "partition", "rename_tables", "rowwise", "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency",
+        "scale_loss", "schedule_free_eval_params", "segments", "sparse_group_ftrl", "sweep",
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {
         "StatefulTables", "TableHandler", "TableRestore", "TableSave", "combine", "split",
@@ -227,7 +227,7 @@ def test_public_names():
         "changes", "compact", "diff", "merge", "prune", "restore", "rows", "save", "verify",
     }  # fmt: skip
     assert set(kvjax.serving.__all__) == {
-        "Changes", "FrozenError", "FrozenTable", "PausedError", "Release", "ReleaseInfo", "Releases",
+        "Changes", "FrozenArrays", "FrozenError", "FrozenTable", "PausedError", "Release", "ReleaseInfo", "Releases",
     }  # fmt: skip
     for package in (kvjax, kvjax.checkpoint, kvjax.convert, kvjax.flax, kvjax.optax, kvjax.orbax, kvjax.serving):
         assert all(getattr(package, name).__doc__ for name in package.__all__)

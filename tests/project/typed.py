@@ -101,6 +101,16 @@ def training(params: dict[str, Any], batch: jax.Array):
     return value, kvjax.orbax.TableSave(tables), kvjax.orbax.TableRestore({"t": None})
 
 
+def reports(
+    rows: kvjax.Exported, prune: kvjax.Prune, frozen: kvjax.serving.FrozenTable, tx: optax.GradientTransformation
+):
+    assert_type(prune.report(rows), kvjax.PruneReport)
+    assert_type(prune.report(rows).dropped, kvjax.PrunedRows)
+    assert_type(frozen.error, kvjax.QuantisationReport | None)
+    assert_type(frozen.as_jax(), kvjax.serving.FrozenArrays)
+    assert_type(kvjax.optax.check_compatibility(tx, 4).counts["global"], kvjax.optax.CountReport)
+
+
 class Redis:
     """An engine, whose arguments have names of its own, as kvjax gives them by their places."""
 
