@@ -62,7 +62,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cpu_table: about the CPU table alone; skipped where tables are on a device")
-    config.addinivalue_line("markers", "slow: takes seconds, and adds to what a quick test checks; run by .ci/run")
+    config.addinivalue_line("markers", "slow: takes seconds, and adds to what a quick test checks; .ci/run has some")
     marks.full = config.option.markexpr != "not slow"
     if config.option.haste or not marks.full:
         # Compiling takes most of the time, and a fifth of it where programs may be slow. Where slow tests run, too, all
