@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,10 +106,21 @@ def ordered(section: Section) -> Section:
     return Section(loads + made + rest, section.stores)
 
 
-def encoded(
-    dim: int, initial: Section, update: Section, given: Callable[[Any], Any] = lambda x: x
-) -> tuple[Program, jax.Array]:
-    """The program, and its shared registers ``(s, 2)`` uint32. `given` is done to what a traced one of them holds.
+class Encoded(NamedTuple):
+    """A program and what its operands hold: the values of its shared registers, and rows of constants."""
+
+    program: Program
+    values: list[Any]
+    rows: list[Any]
+
+    def run(self, given: Callable[[Any], Any] = lambda x: x) -> Run:
+        """With its operands as a table reads them. `given` is done to those that are traced."""
+        traced = ([given(x) if isinstance(x, Tracer) else x for x in some] for some in (self.values, self.rows))
+        return Run(self.program, _cells(*traced))
+
+
+def encoded(dim: int, initial: Section, update: Section) -> Encoded:
+    """The program of an update.
 
     Raises:
       NotLowered: it is longer than tables take.
@@ -130,9 +141,7 @@ def encoded(
         for word in each:
             words += word
     listing = "\n".join(["initial slots:", *encoder.text(lists[0]), "update:", *encoder.text(lists[1])])
-    values = [[r.value for r in encoder.shared], list(encoder.constants.values())]
-    shared_cells = _cells(*([given(x) if isinstance(x, Tracer) else x for x in some] for some in values))
-    return Program(tuple(words), listing), shared_cells
+    return Encoded(Program(tuple(words), listing), [r.value for r in encoder.shared], list(encoder.constants.values()))
 
 
 class _Encoder:

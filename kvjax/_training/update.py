@@ -6,6 +6,7 @@ they lie, or XLA, on chunks of rows that are gathered and scattered (apply.py).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable
@@ -21,7 +22,7 @@ from kvjax._ops.as_value import without_derivative
 from kvjax._programs.fuse import contracted, fused, renamed
 from kvjax._programs.instructions import FACTS, GRADIENT, VALUE, Field, NotLowered
 from kvjax._programs.lower import Lowering
-from kvjax._programs.program import Program, Run, Section, encoded, live, ordered
+from kvjax._programs.program import Encoded, Program, Run, Section, encoded, live, ordered
 from kvjax._programs.registers import Shared, Value, parts_of, shared
 from kvjax._spec.spec import TableSpec
 from kvjax._training.refusals import check_update, other_shape
@@ -122,18 +123,15 @@ def lowered(
 
     facts: whether it takes facts about rows.
     """
-    rows = _Rows(spec.name, spec.dim, spec.dtype, spec.rounding, spec.constraint)
-    alone = not state and not extra
-    found = (
-        _lowered_alone(rows, rowwise, facts, x64_enabled()) if alone else _lowered(rows, rowwise, state, extra, facts)
-    )
+    rows = _Rows(spec.dim, spec.dtype, spec.rounding, spec.constraint)
+    found = _lowered(spec.name, rows, rowwise, state, extra, facts)
     return found if isinstance(found, Lowered) else None
 
 
 def program_of(rowwise: Rowwise, dim: int, extra: dict[str, Any]) -> Program | NotLowered:
     """The program of a transform alone, on rows of float32; or what in it no instruction can do."""
-    rows, facts = _Rows("program", dim, "float32", "nearest", None), takes_facts(rowwise, dim, extra)
-    found = _lowered(rows, rowwise, tuple(jax.tree.leaves(rowwise.first_globals(dim))), extra, facts)
+    rows, facts = _Rows(dim, "float32", "nearest", None), takes_facts(rowwise, dim, extra)
+    found = _lowered("program", rows, rowwise, tuple(jax.tree.leaves(rowwise.first_globals(dim))), extra, facts)
     return found.run.program if isinstance(found, Lowered) else found
 
 
@@ -172,30 +170,47 @@ def _traced(
 
 
 class _Rows(NamedTuple):
-    """What of a table goes into a program. The rest, such as its engine, is not kept alive by one."""
+    """What of a table goes into the instructions of a program. Its name does not, so that tables share them; and the
+    rest, such as its engine, is not kept alive by them."""
 
-    name: str
     dim: int
     dtype: str
     rounding: str
     constraint: Any
 
 
-@functools.lru_cache(maxsize=256)
-def _lowered_alone(spec: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> Lowered | NotLowered:
-    """Of a transform without globals, which is the same in all calls."""
-    with computed_now():
-        return _lowered(spec, rowwise, (), {}, facts)
+class _Made(NamedTuple):
+    """An update in instructions, and the next globals."""
+
+    encoded: Encoded
+    globals_: tuple[jax.Array, ...]
 
 
 def _lowered(
-    spec: _Rows, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool
+    name: str, rows: _Rows, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool
 ) -> Lowered | NotLowered:
-    """The program; or what in it no instruction can do."""
+    """The program of a table; or what in it no instruction can do."""
+    alone = not state and not extra
+    with computed_now() if alone else contextlib.nullcontext():
+        made = _made_alone(rows, rowwise, facts, x64_enabled()) if alone else _made(rows, rowwise, state, extra, facts)
+        if isinstance(made, NotLowered):
+            return made
+        return Lowered(made.encoded.run(functools.partial(without_derivative, name, "apply")), made.globals_)
+
+
+@functools.lru_cache(maxsize=256)
+def _made_alone(rows: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> _Made | NotLowered:
+    """Of a transform without globals, which is the same in all calls, and for all tables with such rows."""
+    return _made(rows, rowwise, (), {}, facts)
+
+
+def _made(
+    rows: _Rows, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool
+) -> _Made | NotLowered:
     try:
         globals_ = list(map(_type_of, state))
-        initial, update = _traced(spec.dim, spec.constraint, rowwise, globals_, extra, facts)
-        return _Trace(spec, rowwise.layout(spec.dim)).program(initial, update, state)
+        initial, update = _traced(rows.dim, rows.constraint, rowwise, globals_, extra, facts)
+        return _Trace(rows, rowwise.layout(rows.dim)).made(initial, update, state)
     except NotLowered as error:
         return error
 
@@ -213,7 +228,7 @@ class _Trace:
             raise NotLowered(f"a slot {of.dtype}{list(of.shape)}")
         return Field(number, str(of.dtype), of.size)
 
-    def program(self, initial: Any, update: Any, state: Any) -> Lowered:
+    def made(self, initial: Any, update: Any, state: Any) -> _Made:
         first = self._section(initial, [self._loaded_value()], self.slots)[0]
         operands = [self.low.load(Field(GRADIENT, "float32", self.spec.dim)), self._loaded_value()]
         operands += [self.low.load(field) for field in self.slots]
@@ -226,9 +241,7 @@ class _Trace:
             if not isinstance(x, Shared):
                 raise NotLowered("a global that depends on a row")
             globals_.append(jnp.asarray(x.full(aval.shape), jnp.result_type(old)))
-        given = functools.partial(without_derivative, self.spec.name, "apply")
-        program, cells = encoded(self.spec.dim, first, section, given)
-        return Lowered(Run(program, cells), tuple(globals_))
+        return _Made(encoded(self.spec.dim, first, section), tuple(globals_))
 
     def _loaded_value(self) -> Any:
         return self.low.load(self.value, np.float32)

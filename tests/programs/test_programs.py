@@ -112,12 +112,12 @@ def test_fused_instructions_change_no_bit(name, make, monkeypatch):
     results = []
     for fuse in (update.fused, lambda section: section):
         monkeypatch.setattr(update, "fused", fuse)
-        update._lowered_alone.cache_clear()
+        update._made_alone.cache_clear()
         table = make(dim=5, seed=1, initializer=kvjax.initializers.normal(0.5))
         results.append(steps(table, FUSABLE[name])[0])
         taken = {line.split()[2] for line in instructions(FUSABLE[name], 5)}
         assert taken.isdisjoint(host.FUSED) == (len(results) == 2)
-    update._lowered_alone.cache_clear()
+    update._made_alone.cache_clear()
     one, other = results
     for got, want in zip((one.values, *one.slots.values()), (other.values, *other.slots.values()), strict=True):
         np.testing.assert_array_equal(got, want)
@@ -199,6 +199,24 @@ def test_what_is_no_program_goes_in_chunks(make):
         assert sorted(table.lookup(7).tolist()) == [-4.0, -3.0, -2.0, -1.0]
     jax.effects_barrier()
     assert seen
+
+
+def test_tables_share_the_instructions_of_a_transform(make):
+    """However many there are; and an error names the table all the same."""
+    update._made_alone.cache_clear()
+    tables, rowwise = [make(dim=3) for _ in range(4)], kvjax.optax.rowwise(optax.adam(0.1))
+    programs = [lowered(table.spec, rowwise, (), {}).run.program for table in tables]
+    assert update._made_alone.cache_info().misses == 1
+    assert all(program is programs[0] for program in programs)
+    rows = jnp.ones((1, 3))
+
+    def stepped(rate, table):
+        new = table.apply(optax.sgd(rate), kvjax.SparseRows(np.array([1]), rows))[0]
+        return new.version.astype(jnp.float32)
+
+    for table in tables[:2]:
+        with pytest.raises(ValueError, match=table.name):
+            jax.grad(stepped)(0.1, table)
 
 
 @pytest.mark.parametrize("constraint", [None, jnp.sort], ids=["program", "chunks"])
