@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import KeysLike
@@ -20,9 +21,10 @@ from kvjax._values.arrays import ArrayLike
 from kvjax._values.combiners import Combiner
 from kvjax._values.dtypes import check_result
 from kvjax._values.errors import fail
+from kvjax._values.integers import salt_of
 from kvjax._values.missing import Missing, missing_row
 from kvjax._values.norms import clip_norm
-from kvjax._values.numbers import is_real
+from kvjax._values.numbers import is_integer, is_real
 
 _OF_BAGS = ("lengths", "segment_ids", "num_segments", "weights", "empty")
 
@@ -99,12 +101,20 @@ class Plan(NamedTuple):
       query: what is asked of it.
       missing: what keys without a row read as.
       made_of: the result of the rows of the query.
+      salt: that the keys are still to get, or None: so that features that are read together get theirs together.
     """
 
     table: Readable
     query: Query
     missing: Any
     made_of: Callable[[jax.Array], jax.Array]
+    salt: int | None = None
+
+    @property
+    def rows(self) -> jax.Array:
+        """What is to be read, read by itself."""
+        keys = self.query.keys if self.salt is None else self.query.keys.salted(self.salt)
+        return rows_of(self.table, self.query._replace(keys=keys), self.missing)
 
 
 def plan(feature: Feature, op: str) -> Plan:
@@ -118,11 +128,11 @@ def plan(feature: Feature, op: str) -> Plan:
     check_result(feature.dtype, table.name, op)
     if feature.missing is not None and not (isinstance(feature.missing, str) and feature.missing == "init"):
         missing_row(feature.missing, table.dim, None, jnp.asarray, table.name, op)
-    query = _query_of(feature, op)
+    query, salt = _query_of(feature, op)
     if feature.combiner is not None:
         form: dict[str, Any] = {name: getattr(feature, name) for name in (*_OF_BAGS, "combiner", "max_norm", "dtype")}
         query, made_of = bags_in(table, query, op, **form)
-        return Plan(table, query, feature.missing, made_of)
+        return Plan(table, query, feature.missing, made_of, salt)
     if given := [name for name in _OF_BAGS if getattr(feature, name) is not None]:
         raise fail(
             ValueError, table.name, op, f"a combiner beside {', '.join(given)}", "none",
@@ -134,11 +144,12 @@ def plan(feature: Feature, op: str) -> Plan:
         # The cast comes after the read, so that gradients are summed in float32.
         return rows if feature.dtype is None else rows.astype(feature.dtype)
 
-    return Plan(table, query, feature.missing, as_asked)
+    return Plan(table, query, feature.missing, as_asked, salt)
 
 
-def _query_of(feature: Feature, op: str) -> Query:
-    """The keys, and which of them are valid: ids say what is padding, before the salt."""
+def _query_of(feature: Feature, op: str) -> tuple[Query, int | None]:
+    """The keys, and which of them are valid: ids say what is padding, before the salt; and a salt that a program is
+    still to give them."""
     table, keys = feature.table, feature.keys
     salt: Any = feature.salt
     if isinstance(keys, Prefetched) and salt is not None:
@@ -148,9 +159,11 @@ def _query_of(feature: Feature, op: str) -> Query:
         )  # fmt: skip
     query = query_of(table, op, keys, feature.mask, feature.pad_id)
     if salt is None:
-        return query
+        return query, None
     try:
-        return query._replace(keys=query.keys.salted(salt))
+        if is_integer(salt) and isinstance(query.keys.words, Tracer):
+            return query, salt_of(salt, "Keys.salted")
+        return query._replace(keys=query.keys.salted(salt)), None
     except (TypeError, ValueError) as error:
         said = str(error).replace("Keys.salted", f"table {table.name!r}, {op}", 1)
         raise type(error)(said) from None
@@ -159,4 +172,4 @@ def _query_of(feature: Feature, op: str) -> Query:
 def read(feature: Feature, op: str) -> jax.Array:
     """Looks one feature up; `op` is for errors."""
     planned = plan(feature, op)
-    return planned.made_of(rows_of(planned.table, planned.query, planned.missing))
+    return planned.made_of(planned.rows)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys, KeysLike
+from kvjax._keys.salt import salted_parts
 from kvjax._lookup.feature import Feature, Plan, plan
 from kvjax._lookup.readable import Readable, rows_of
 from kvjax._spmd.explicit import as_auto, sharding_of
@@ -131,14 +132,15 @@ def _missing_of(planned: Plan) -> Any:
 
 def _rows_of(plans: list[Plan], together: _Together) -> list[jax.Array]:
     """The rows of each, ``(..., dim)``."""
-    table, query, missing, _ = plans[0]
     if len(plans) == 1:
-        return [rows_of(table, query, missing)]
+        return [plans[0].rows]
+    table, missing, salts = plans[0].table, plans[0].missing, [planned.salt for planned in plans]
     queries, axis = [planned.query for planned in plans], len(together.kept)
     flat = [(*together.kept, math.prod(q.keys.shape[axis:])) for q in queries]
 
     def join(words: Any, masks: Any) -> Any:
-        joined = jnp.concatenate([own.reshape(*shape, 2) for own, shape in zip(words, flat, strict=True)], axis)
+        parts = [own.reshape(*shape, 2) for own, shape in zip(words, flat, strict=True)]
+        joined = salted_parts(jnp.concatenate(parts, axis), salts, [shape[axis] for shape in flat])
         if all(own is None for own in masks):
             return (joined,), ()
         own = [jnp.ones(s, bool) if mask is None else mask.reshape(s) for mask, s in zip(masks, flat, strict=True)]
@@ -148,7 +150,8 @@ def _rows_of(plans: list[Plan], together: _Together) -> list[jax.Array]:
         return tuple(jnp.split(rows, np.cumsum([shape[axis] for shape in flat])[:-1], axis)), ()
 
     words, *mask = as_auto(join, together.sharding, [q.keys.words for q in queries], [q.mask for q in queries])[0]
-    rows = rows_of(table, Query(Keys(words, any(q.keys.narrow for q in queries)), *mask), missing)
+    narrow = any(planned.query.keys.narrow and planned.salt is None for planned in plans)
+    rows = rows_of(table, Query(Keys(words, narrow), *mask), missing)
     return [
         _as_keys(piece, q.keys, table.dim)
         for piece, q in zip(as_auto(split, together.sharding, rows)[0], queries, strict=True)

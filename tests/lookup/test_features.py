@@ -1,5 +1,7 @@
 """Several features on one table and several tables in one call."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -242,3 +244,22 @@ def test_lookup_many_refuses_what_it_does_not_know(make):
     stale, live = table, table.upsert(1, np.ones(2))
     with pytest.raises((ValueError, RuntimeError), match="stale"):
         finished(kvjax.lookup_many({"a": (live, 1), "b": (stale, 1)}))
+
+
+def test_features_of_a_program_get_their_salts_in_one_hash(make):
+    """XLA takes longer for the hash than for anything else of a feature."""
+    table, salts, lengths = make(dim=2), [0, None, 3, 3, -1, 2**40], [2, 2, 2, 3, 3, 1]
+
+    def features(keys, count):
+        chosen = list(zip(salts, lengths, strict=True))[:count]
+        return {str(i): kvjax.Feature(table, keys[:n], salt=salt) for i, (salt, n) in enumerate(chosen)}
+
+    def read(keys, count=6):
+        return kvjax.lookup_many(features(keys, count))
+
+    keys = kvjax.keys(np.array([7, -5, 2**50]))
+    for name, feature in features(keys, 6).items():
+        alone = table.lookup(feature.keys if feature.salt is None else feature.keys.salted(feature.salt))
+        np.testing.assert_array_equal(jax.jit(read)(keys)[name], alone)
+    hashes = [str(jax.make_jaxpr(functools.partial(read, count=count))(keys)).count("= mul ") for count in (3, 6)]
+    assert hashes == [2, 2]
