@@ -5,13 +5,12 @@ The cost is that of the rows that are missing. In training nearly all keys have 
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
 from kvjax._ops import reads
+from kvjax._ops.programs import program_outside
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
 from kvjax._values.function_initializer import Generated
@@ -39,7 +38,7 @@ def initial_rows(
     return generate(spec, words, count)
 
 
-@functools.partial(jax.jit, static_argnums=0)  # or each call outside jit would compile the loop
+@program_outside(0)  # or each call outside jit would compile the loop
 def generate(spec: TableSpec, words: jax.Array, count: jax.Array) -> jax.Array:
     """Initial rows of the first `count` keys, in chunks of one size, so that the same code makes every row.
 

@@ -7,7 +7,6 @@ become Auto ones for that; the results take the sharding of the keys.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from kvjax._keys.keys import Keys
 from kvjax._ops import routing
+from kvjax._ops.programs import program_outside
 from kvjax._sharded.equality import check_equal
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
@@ -133,7 +133,7 @@ def _anywhere(keys: Keys) -> bool:
     return not isinstance(keys.words, Tracer) and len(keys.words.sharding.device_set) == 1
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@program_outside(0, 1, 2, 3, 4)
 def _over_keys(
     part: Any, spec: TableSpec, op: str, options: Any, everywhere: bool, version: Any, keys: Keys, mask: Any
 ) -> Any:

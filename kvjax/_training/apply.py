@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows, check_fit
 from kvjax._ops import order, routing, training
+from kvjax._ops.programs import program_outside
 from kvjax._process import PROCESS
 from kvjax._sharded import copies, mesh
 from kvjax._sharded.delivery import deliver
@@ -153,7 +154,7 @@ def _run(part: Callable[..., Any], spec: TableSpec, way: Way, update: Update, *n
 
 @functools.cache
 def _compiled(part: Callable[..., Any]) -> Any:
-    return jax.jit(part, static_argnums=(0, 1))
+    return program_outside(0, 1)(part)
 
 
 def _inside(spec: TableSpec) -> bool:
