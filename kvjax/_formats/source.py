@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import threading
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -231,14 +232,23 @@ def ahead(items: Iterator[T]) -> Generator[T]:
         thread = _IDLE.pop()
     except IndexError:
         thread = ThreadPoolExecutor(1, thread_name_prefix="kvjax_ahead")
-    coming = thread.submit(lambda: next(items, None))
+    process, maker = os.getpid(), 0
+
+    def make() -> T | None:
+        nonlocal maker
+        maker = threading.get_ident()
+        return next(items, None)
+
+    coming = thread.submit(make)
     try:
         while (item := coming.result()) is not None:
-            coming = thread.submit(lambda: next(items, None))
+            coming = thread.submit(make)
             yield item
     finally:
-        coming.exception()  # waits
-        _IDLE.append(thread)
+        # Not in a forked child, which has no such thread, nor in the thread itself, where garbage may be collected.
+        if os.getpid() == process and threading.get_ident() != maker:
+            coming.exception()  # waits
+            _IDLE.append(thread)
 
 
 def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
