@@ -89,12 +89,13 @@ class FrozenRows:
         return Source(types, self.size, read, {})
 
 
-def freeze_rows(table: Handle, raises: bool = True) -> FrozenRows | None:
+def freeze_rows(table: Handle, raises: bool = True, op: str = "save") -> FrozenRows | None:
     """Freezes the shards of this process of which others are copies.
 
     Args:
       table: the live handle.
       raises: whether to raise what other calls were refused for, as `of_newest` says.
+      op: for errors.
 
     Returns:
       None if there are none, or they live in an engine of the user's, or their rows, one shard after the other, are not
@@ -102,14 +103,14 @@ def freeze_rows(table: Handle, raises: bool = True) -> FrozenRows | None:
     """
     if table.view is not None:
         return None
-    spec, version = table.spec, version_on_host(table, "save")
+    spec, version = table.spec, version_on_host(table, op)
     placement, shards = spec.placement, spec.originals
     dealt = placement is not None and placement.partitioner is not None and len(shards) > 1
     if not shards or dealt or isinstance(spec.storage, External):
         return None
     if placement is not None:  # each has a range of buckets
         shards = sorted(shards, key=lambda i: placement.local[i].shard)
-    frozen: list[dict[str, Any]] = [spec.host.freeze(spec.name, shard, version, True, raises) for shard in shards]
+    frozen: list[dict[str, Any]] = [spec.host.freeze(spec.name, shard, version, True, op, raises) for shard in shards]
     slots: dict[str, str] = next((dict(one["slots"]) for one in frozen if one["slots"]), {})
     types = column_types(spec.dim, spec.row_dtype, spec.key_dtype, slots)
     pinned = any(one["pinned"] for one in frozen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -55,11 +56,16 @@ class Loading:
     admission: dict[str, np.ndarray]
 
 
-def of_frozen(table: Handle) -> Loading | None:
-    """The contents of a table in one place, of which a piece is copied at a time; None where it takes a whole copy."""
+def of_frozen(table: Handle, op: str) -> Loading | None:
+    """The contents of a table in one place, of which a piece is copied at a time; None where it takes a whole copy.
+
+    Args:
+      table: the live handle, or a following one.
+      op: for errors.
+    """
     if table.spec.placement is not None or is_device(table.spec.storage.backend):
         return None
-    frozen = of_newest(table, freeze_rows)
+    frozen = of_newest(table, functools.partial(freeze_rows, op=op))
     if frozen is None:
         return None
     return Loading(frozen.source(), frozen.last_step, frozen.slot_types, frozen.admission)

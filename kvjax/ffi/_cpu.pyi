@@ -184,7 +184,7 @@ def export_since(name: str, shard: int, version: int, token: int) -> dict[str, o
 class Frozen:
     """The rows of a shard as they were at one moment."""
 
-def freeze(name: str, shard: int, version: int, with_slots: bool, raises: bool = True) -> dict[str, Any]:
+def freeze(name: str, shard: int, version: int, with_slots: bool, op: str, raises: bool = True) -> dict[str, Any]:
     """
     What export_table gives, but for the columns: rows, whether one is pinned, offsets, last_step, slots as
     (name, type), the admission; and as frozen what next_part gives the columns of. Writes may go on.

@@ -179,7 +179,9 @@ class Native(Protocol):
         only those among them. None if the shard does not know, and all of it is to be taken.
         """
 
-    def freeze(self, name: str, shard: int, version: int, with_slots: bool, raises: bool = True) -> dict[str, Any]:
+    def freeze(
+        self, name: str, shard: int, version: int, with_slots: bool, op: str, raises: bool = True
+    ) -> dict[str, Any]:
         """
         What export_table gives, but for the columns: rows, whether one is pinned, offsets, last_step, slots as
         (name, type), the admission; and as frozen what next_part gives the columns of. Writes may go on.

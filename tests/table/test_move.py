@@ -105,8 +105,9 @@ def test_a_failure_leaves_the_table_as_it_was(make, tmp_path):
         same_rows(before, table.snapshot().rows)
         assert kvjax.get_table(table.name).spec == table.spec
     stale, table = table, table.clear_slots()
-    with pytest.raises(FAILED, match="stale one"):
-        stale.to(Mmap(tmp_path))
+    for op, call in {"to": lambda: stale.to(Mmap(tmp_path)), "copy": lambda: stale.copy("copy")}.items():
+        with pytest.raises(FAILED, match=f"^kvjax: table '{table.name}', {op}: .*stale one"):
+            call()
     with pytest.raises(TypeError, match="outside jit"):
         jax.jit(lambda t: t.to(Mmap(tmp_path)))(table)
     with pytest.raises(ValueError, match="inside it"):

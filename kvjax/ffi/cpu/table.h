@@ -215,6 +215,7 @@ class Table {
   /// The same, but the rows stay where they are, to be copied out part by part by NextOf, and writes may go
   /// on.
   [[nodiscard]] std::pair<std::shared_ptr<Frozen>, AdmissionState> Freeze(uint32_t version, bool with_slots,
+                                                                          std::string_view op = "save",
                                                                           bool raises = true);
   /// Copies the next rows of what Freeze has given to where there is space for some; returns how many, in the
   /// end 0.

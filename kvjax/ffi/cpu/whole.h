@@ -21,8 +21,8 @@ inline Snapshot Table::Export(uint32_t version, bool with_slots, std::string_vie
 }
 
 inline std::pair<std::shared_ptr<Frozen>, AdmissionState> Table::Freeze(uint32_t version, bool with_slots,
-                                                                        bool) {
-  const auto lock = Write(version, "save", {});
+                                                                        std::string_view op, bool) {
+  const auto lock = Write(version, op, {});
   AdmissionState admission = in_.admission.Save();
   auto frozen = std::make_shared<Frozen>(OnThreads, in_.store, row_bytes(), with_slots, in_.last_step);
   // What has been planned before this has kept its rows for others.

@@ -161,9 +161,10 @@ class DeviceTable {
   /// As the CPU's table, but the rows are copied to the host at once.
   [[nodiscard]] std::pair<std::shared_ptr<WholeSnapshot>, AdmissionState> Freeze(uint32_t version,
                                                                                  bool with_slots,
+                                                                                 std::string_view op = "save",
                                                                                  bool raises = true) const {
-    return {std::make_shared<WholeSnapshot>(Export(version, with_slots, "save", raises)),
-            ExportAdmission(version, "save", raises)};
+    return {std::make_shared<WholeSnapshot>(Export(version, with_slots, op, raises)),
+            ExportAdmission(version, op, raises)};
   }
   [[nodiscard]] size_t NextOf(WholeSnapshot& frozen, const SnapshotSpace& to) const {
     return frozen.Next(to);

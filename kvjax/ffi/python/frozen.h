@@ -19,21 +19,23 @@
 
 namespace kvjax {
 
-/// The rows of a shard as they were. What holds this keeps them, and the table.
+/// The rows of a shard as they were, for an operation. What holds this keeps them, and the table.
 template <class T>
 struct FrozenShard {
   using Rows = std::remove_reference_t<decltype(*std::declval<T&>().Freeze(0, true).first)>;
   std::shared_ptr<T> table;
   std::shared_ptr<Rows> rows;
+  std::string op;
 };
 
 /// What is known at once, and as "frozen" what gives the rows.
 template <class T>
-nb::dict Freeze(std::string_view name, size_t shard, uint32_t version, bool with_slots, bool raises) {
-  return WithMemory(name, "save", [&] {
-    auto table = ShardOf<T>(name, "save", shard);
+nb::dict Freeze(std::string_view name, size_t shard, uint32_t version, bool with_slots, std::string_view op,
+                bool raises) {
+  return WithMemory(name, op, [&] {
+    auto table = ShardOf<T>(name, op, shard);
     auto [rows, admission] =
-        HostCall(name, "save", [&] { return table->Freeze(version, with_slots, raises); });
+        HostCall(name, op, [&] { return table->Freeze(version, with_slots, op, raises); });
     nb::dict out;
     out["rows"] = rows->size();
     out["pinned"] = rows->pinned();
@@ -44,7 +46,7 @@ nb::dict Freeze(std::string_view name, size_t shard, uint32_t version, bool with
       slots.append(nb::make_tuple(ToStr(slot.name), ToStr(slot.type)));
     out[field::kSlots] = slots;
     AdmissionToNumpy(std::move(admission), out);
-    out["frozen"] = nb::cast(FrozenShard<T>{std::move(table), std::move(rows)});
+    out["frozen"] = nb::cast(FrozenShard<T>{std::move(table), std::move(rows), std::string(op)});
     return out;
   });
 }
@@ -65,7 +67,7 @@ template <class T>
 std::pair<size_t, double> NextPart(FrozenShard<T>& frozen, const nb::dict& columns,
                                    const nb::sequence& slots) {
   const std::string& name = frozen.table->spec().name;
-  return WithMemory(name, "save", [&] {
+  return WithMemory(name, frozen.op, [&] {
     SnapshotSpace to;
     to.n = std::numeric_limits<size_t>::max();
     EachColumn(
@@ -77,7 +79,7 @@ std::pair<size_t, double> NextPart(FrozenShard<T>& frozen, const nb::dict& colum
     for (const Slot& slot : frozen.rows->layout().slots()) {
       to.slots.push_back(SpaceIn<std::byte>(slots[to.slots.size()], slot.bytes, to.n));
     }
-    const size_t rows = HostCall(name, "save", [&] { return frozen.table->NextOf(*frozen.rows, to); });
+    const size_t rows = HostCall(name, frozen.op, [&] { return frozen.table->NextOf(*frozen.rows, to); });
     return std::pair(rows, frozen.rows->pause());
   });
 }
@@ -86,9 +88,9 @@ template <WholeTable T>
 void BindFrozen(nb::module_& m) {
   nb::class_<FrozenShard<T>>(m, "Frozen", "The rows of a shard as they were at one moment.");
   m.def("freeze", &Freeze<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"), nb::arg("with_slots"),
-        nb::arg("raises") = true,
-        nb::sig("def freeze(name: str, shard: int, version: int, with_slots: bool, raises: bool = True) -> "
-                "dict[str, typing.Any]"),
+        nb::arg("op"), nb::arg("raises") = true,
+        nb::sig("def freeze(name: str, shard: int, version: int, with_slots: bool, op: str, raises: bool = "
+                "True) -> dict[str, typing.Any]"),
         "What export_table gives, but for the columns: rows, whether one is pinned, offsets, last_step, "
         "slots as\n"
         "(name, type), the admission; and as frozen what next_part gives the columns of. Writes may go on.");

@@ -43,7 +43,7 @@ concept WholeTable =
       { table.Size(version) } -> std::convertible_to<size_t>;
       { table.Export(version, true, name, raises) } -> std::same_as<Snapshot>;
       { table.ExportAdmission(version, name, raises) } -> std::same_as<AdmissionState>;
-      { table.NextOf(*table.Freeze(version, true, raises).first, space) } -> std::same_as<size_t>;
+      { table.NextOf(*table.Freeze(version, true, name, raises).first, space) } -> std::same_as<size_t>;
       { table.BeginLoad(version, head) } -> std::same_as<typename T::Loaded>;
       table.AddLoaded(loaded, rows);
       table.EndLoad(loaded);
