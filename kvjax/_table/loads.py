@@ -21,7 +21,6 @@ from kvjax._table.contents import check_capacity, sum_of_hashes
 from kvjax._table.frozen import freeze_rows
 from kvjax._table.handle import Handle, version_leaf
 from kvjax._table.newest import of_newest
-from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.exported import SLOT, Exported, check_keys
 from kvjax._values.key_width import is_of_32_bits, own_bits
@@ -123,18 +122,12 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
     if slot_types is None and isinstance(given, Snapshot):
         slot_types = given.slot_types
     if slot_types is None:
-        slot_types = {name: _slot_text(spec, name, array) for name, array in rows.slots.items()}
+        slot_types = {name: type_text(array.dtype, array.shape[1:]) for name, array in rows.slots.items()}
         if slot_types and (held := dict(spec.host.slots(spec.name, 0))) == slot_types:
             slot_types = held  # in the order of the optimizer
     if isinstance(given, Snapshot):
         admission = {name: np.zeros(0, dtype) for name, dtype in ADMISSION_COLUMNS.items()} | given.admission
     return Loading(Source.of(rows.columns(), {}), rows.last_step, dict(slot_types), admission)
-
-
-def _slot_text(spec: TableSpec, name: str, array: np.ndarray) -> str:
-    if array.dtype.kind not in "biu" and not is_float(array.dtype):
-        raise fail(TypeError, spec.name, "load", f"numbers of the slot {name!r}", f"{array.dtype}", "leave it out")
-    return type_text(array.dtype, array.shape[1:])
 
 
 def _warn_of_lost_counts(spec: TableSpec, counts: dict[str, np.ndarray]) -> None:

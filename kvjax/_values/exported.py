@@ -15,6 +15,7 @@ from kvjax._formats.choices import Quantised
 from kvjax._formats.quantise import QuantisationReport, Quantiser
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source, native
+from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.numbers import is_integer
@@ -297,6 +298,15 @@ class Exported:
             if columns[name].dtype.kind not in kinds:
                 want = f"{name} of {'integers' if kinds == 'iu' else 'bool'}"
                 raise fail(TypeError, table, op, want, f"{columns[name].dtype}", "convert them first")
+        numbers = {"values": ("values of numbers", "convert them first")}
+        numbers |= {slot_column(name): (f"numbers of the slot {name!r}", "leave it out") for name in slots}
+        for name, (want, mend_of_it) in numbers.items():
+            dtype = columns[name].dtype
+            if dtype.kind not in "biuf" and not is_float(dtype):
+                raise fail(TypeError, table, op, want, f"{dtype}", mend_of_it)
+        least, most = int(columns["freqs"].min(initial=0)), int(columns["freqs"].max(initial=0))
+        if least < 0 or most >= 2**63:
+            raise fail(ValueError, table, op, "freqs from 0 to 2**63 - 1", f"{least if least < 0 else most}", mend)
         oldest, newest = int(columns["versions"].min(initial=0)), int(columns["versions"].max(initial=0))
         if oldest < 0 or newest > self.last_step:
             want, got = f"versions from 0 to last_step={self.last_step}", f"{oldest if oldest < 0 else newest}"

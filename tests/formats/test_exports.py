@@ -75,6 +75,9 @@ def test_an_export_that_somebody_has_put_together_wrongly_is_no_file(format, mak
     rows = make(1).upsert(np.arange(3), np.ones((3, 1))).export()
     wrong = [({"keys": rows.keys[:2]}, "want 2 rows in each column"), ({"slots": None}, "want slots as a dict")]
     wrong += [({"versions": np.array([0, 5, 0])}, "want versions from 0 to last_step=0, got 5; ")]
+    wrong += [({"freqs": np.array([0, -1, 0])}, r"want freqs from 0 to 2\*\*63 - 1, got -1; ")]
+    wrong += [({"values": np.array([["a"]] * 3)}, "want values of numbers, got <U1")]
+    wrong += [({"slots": {"m": np.array([None] * 3)}}, "want numbers of the slot 'm', got object")]
     for fields, text in wrong:
         other = dataclasses.replace(rows, **fields)
         with pytest.raises((TypeError, ValueError), match=rf"^kvjax: .*rows\.{format}: {text}"):
