@@ -218,7 +218,7 @@ def latest(path: str | os.PathLike[str], op: str) -> str:
     if (folder / "checkpoint").is_file():
         with open(folder / "checkpoint", "rb") as file:
             said = os.fsdecode(file.read(_MOST_STATE))  # a path may be of any bytes
-        found = re.search(r'^model_checkpoint_path: "(.*)"$', said, re.M)
+        found = re.search(r'^model_checkpoint_path: "(.*)"\r?$', said, re.M)
         if found:
             return str(folder / found[1])
     prefixes = sorted(str(index.with_suffix("")) for index in folder.glob("*.index"))

@@ -293,6 +293,14 @@ def test_bundles_that_others_have_made_up(tmp_path):
         convert.from_deeprec(tmp_path, "t")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_latest_of_several_checkpoints(end, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.index").touch()
+    (tmp_path / "checkpoint").write_bytes(f'model_checkpoint_path: "a"{end}'.encode())
+    assert bundle.latest(tmp_path, "tfra") == str(tmp_path / "a")
+
+
 @pytest.mark.parametrize("end", ["npz", "parquet", "safetensors", "index"])
 def test_a_file_that_this_process_may_not_read(end, tmp_path, monkeypatch):
     path = tmp_path / f"rows.{end}"
