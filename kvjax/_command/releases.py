@@ -36,13 +36,21 @@ def run(args: argparse.Namespace) -> int:
             damaged += [problem for _, release in found if release is not None for problem in _damage_of(release)]
     changed = args.rollback is not None or args.resume
     status = 1 if damaged and (args.verify or not changed) else 0
-    described, current, paused = [_described(*each) for each in found], found[-1][0].number, releases.paused
+    described, current, paused = [_described(*each) for each in found], found[-1][0].number, None
+    try:
+        paused = releases.paused
+    except FrozenError as error:
+        damaged.append(text_of(error, "releases"))
+        status = 1
     if args.json:
         about = {"folder": str(args.folder), "current": current, "paused": paused}
         print_json(about | {"releases": described, "damaged": damaged})
         return status
-    state = ", paused: no other takes its place until --resume" if paused else ""
-    print(f"{args.folder}: release {current} is the current one{state}")
+    state = {
+        True: ", paused: no other takes its place until --resume", False: "",
+        None: ", and nobody knows whether it is paused: no other takes its place until --resume or --rollback",
+    }  # fmt: skip
+    print(f"{args.folder}: release {current} is the current one{state[paused]}")
     columns = ("release", "published", "is again", "tables", "rows", "files", "on disk", "from")
     print_table("", columns, map(_line, described))
     for problem in damaged:

@@ -38,7 +38,7 @@ class FileError(ValueError):
         self.parts = os.fspath(file), want, got, mend
 
     def __reduce__(self) -> Any:  # of a worker, whose pool would wait for it forever
-        return FileError, self.parts
+        return FileError, self.parts, self.__dict__
 
 
 def of_file(error: FileError, copy: str | os.PathLike[str], file: str | os.PathLike[str]) -> FileError:

@@ -83,6 +83,7 @@ class FrozenRows:
             rest = {name: piece[name].reshape(-1).view(np.uint8) for name in self.types}
             while len(rest["keys"]):
                 rows = self.copy_next(rest, lambda seconds: None)  # nobody is to wait for long: it is soon done
+                assert rows, "a row is read twice"
                 rest = {name: data[rows * row_bytes(types[name]) :] for name, data in rest.items()}
             return {name: piece[name] for name in names}
 

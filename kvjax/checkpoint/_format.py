@@ -75,7 +75,7 @@ class LostBaseError(CheckpointError):
         self.digest = digest
 
     def __reduce__(self) -> Any:  # of a worker, whose pool would wait for it forever
-        return LostBaseError, (str(self), self.digest)
+        return LostBaseError, (str(self), self.digest), self.__dict__
 
 
 class Damaged(ValueError):

@@ -82,11 +82,13 @@ class Folder:
         """Whether no other release comes behind the current one.
 
         Raises:
-          FrozenError: the file that says so is damaged.
+          FrozenError: the file that says so is damaged; or there is one, and the current release is not known.
         """
         try:  # the current one first: what is paused is written before that
-            name = self.name()
+            name = self.name("paused")
         except FrozenError:
+            if os.path.lexists(self.path / "paused"):
+                raise
             return False
         try:
             with saying("releases, paused", reads=True):
@@ -186,7 +188,10 @@ class Folder:
 
     def pause(self, name: str) -> None:
         """Lets no other release come behind one, once that is the current one; nor meanwhile, if none may now."""
-        names = [name, self.name()] if self._may_be_paused() else [name]
+        names = [name]
+        if self._may_be_paused():
+            with contextlib.suppress(FrozenError):
+                names.append(self.name())
         with written(self.path / "paused") as file:
             file.write(" ".join(names).encode())
 

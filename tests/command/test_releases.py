@@ -74,6 +74,17 @@ def test_back_from_a_release_that_cannot_be_opened(folder, run):
     assert sorted(Releases(folder).current()) == ["item", "user"]
 
 
+def test_nobody_knows_whether_it_is_paused(folder, run):
+    """Who is to say so sees all that there is."""
+    assert run(folder, "--rollback", 1)[0] == 0
+    (folder / "paused").write_bytes(b"")
+    status, found = run(folder, "--json")
+    assert status == 1 and found["paused"] is None and len(found["releases"]) == 3 and "'paused'" in found["damaged"][0]
+    status, text = run(folder)
+    assert status == 1 and "until --resume or --rollback" in text and text.count("'paused'") == 1
+    assert run(folder, "--resume")[0] == 0 and not Releases(folder).paused
+
+
 def test_what_is_known_of_one_is_damaged(folder, run):
     (folder / "00000001/info").write_text("{")
     status, found = run(folder, "--json")

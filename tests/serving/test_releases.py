@@ -244,6 +244,13 @@ def test_a_pause_that_nobody_can_read_does_not_end(tmp_path):
     (folder / "paused").write_bytes(b"?")
     releases.rollback(1)
     assert releases.paused
+    name = (folder / "current").read_bytes()
+    (folder / "current").write_bytes(b"")  # then nobody knows of which release it speaks
+    for call in (lambda: releases.paused, lambda: releases.publish({"a": rows(1, 3)}, missing="zeros")):
+        with pytest.raises(FrozenError, match="want the name of a release in its file 'current'"):
+            call()
+    (folder / "current").write_bytes(name)
+    assert releases.paused
     (folder / "paused").write_bytes(b"?")
     releases.resume()
     assert not releases.paused and releases.publish({"a": rows(1, 3)}, missing="zeros").number == 4
