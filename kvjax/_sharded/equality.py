@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from kvjax._ops import routing
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
+from kvjax._values.mixing import mix
 
 
 def check_equal(spec: TableSpec, op: str, values: Any, axes: tuple[str, ...]) -> jax.Array:
@@ -42,15 +43,6 @@ def _checksum(x: jax.Array, number: int) -> jax.Array:
     """``()`` uint32 of the bits of an array, and of its size."""
     bits = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
     words = jax.lax.bitcast_convert_type(bits, f"uint{min(8 * bits.dtype.itemsize, 32)}").astype(jnp.uint32).reshape(-1)
-    places = _mixed(jnp.arange(words.size, dtype=jnp.uint32) ^ _mixed(jnp.uint32(number)))
-    return _mixed(jnp.uint32(words.size + 1)) + jnp.sum(_mixed(words ^ places), dtype=jnp.uint32)
-
-
-def _mixed(x: jax.Array) -> jax.Array:
-    """Numbers uint32, of which each bit depends on all of another's: without it small ids have sums in common.
-
-    Source: the last step of MurmurHash3 (Appleby, 2011).
-    """
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
+    places = mix(jnp.arange(words.size, dtype=jnp.uint32) ^ mix(jnp.uint32(number)))
+    # Without the mixing of words small ids have sums in common.
+    return mix(jnp.uint32(words.size + 1)) + jnp.sum(mix(words ^ places), dtype=jnp.uint32)

@@ -5,7 +5,7 @@ random bits are a hash of the table's seed, the step, the key, the column and th
 same rows however a batch is split, sharded or cut into chunks, and after a restore.
 
 Source: stochastic rounding in training: Gupta, Agrawal, Gopalakrishnan, Narayanan, "Deep Learning with Limited
-Numerical Precision", ICML 2015. The mixer is the 32-bit finaliser of MurmurHash3 (A. Appleby).
+Numerical Precision", ICML 2015.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-
-def mix(x: jax.Array) -> jax.Array:
-    """Mixes the 32 bits of uint32 of any shape; a bijection."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
+from kvjax._values.mixing import mix, mixed
 
 
 def random_bits(rows: jax.Array, keys: jax.Array, step: jax.Array, seed: int) -> jax.Array:
@@ -36,10 +31,7 @@ def random_bits(rows: jax.Array, keys: jax.Array, step: jax.Array, seed: int) ->
     Returns:
       ``(n, dim)`` uint32.
     """
-    # Adding an odd constant between the mixings keeps zeros from mapping to zero.
-    state = jnp.uint32(0)
-    for word in (jnp.uint32(seed & 0xFFFFFFFF), jnp.uint32(seed >> 32), step[0], step[1], keys[:, 0], keys[:, 1]):
-        state = mix((state ^ word) + jnp.uint32(0x9E3779B9))
+    state = mixed((jnp.uint32(seed & 0xFFFFFFFF), jnp.uint32(seed >> 32), step[0], step[1], keys[:, 0], keys[:, 1]))
     columns = mix(jnp.arange(1, rows.shape[1] + 1, dtype=jnp.uint32))
     values = jax.lax.bitcast_convert_type(rows, jnp.uint32)
     return mix(mix(state[:, None] ^ columns[None, :]) + values)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kvjax._training.rounding import mix
 from kvjax._training.rowwise import check_params
 from kvjax._values.facts import RowFacts
+from kvjax._values.mixing import mix, mixed
 from kvjax._values.numbers import is_integer
 from kvjax.optax._checks import AT_LEAST_0, COUNT_FROM_1, FINITE, check
 from kvjax.optax._rows import at_least, norm
@@ -233,10 +233,7 @@ def add_row_noise(eta: float, gamma: float = 0.0, seed: int = 0) -> optax.Gradie
 
 def _normal(facts: RowFacts, seeds: list[np.uint32], dim: int) -> jax.Array:
     """Standard normal numbers ``(..., dim)`` float32, by Box and Muller (1958) of two hashes for each element."""
-    state = jnp.uint32(0)
-    # Adding an odd constant between the mixings keeps zeros from mapping to zero.
-    for word in (*seeds, *facts.step, *facts.key):
-        state = mix((state ^ jnp.asarray(word, jnp.uint32)) + jnp.uint32(0x9E3779B9))
+    state = mixed((*seeds, *facts.step, *facts.key))
     columns = mix(jnp.arange(1, 2 * dim + 1, dtype=jnp.uint32)).reshape(2, *[1] * state.ndim, dim)
     u, v = (
         # In (0, 1), so that the logarithm is finite.
