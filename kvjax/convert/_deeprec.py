@@ -75,5 +75,5 @@ def open_deeprec(
         left += [f"{waiting} keys that its filter had not admitted"] if waiting else []
     if any(f"{part}-freq_keys" in bundle.entries for part in parts):
         left.append("frequencies as TFPlus writes them, which from_tfplus reads")
-    taken, others = slots_of(bundle, name, parts, slots or {})
+    taken, others = slots_of(bundle, name, parts, slots)
     return incoming(bundle.prefix, f"DeepRec's {name!r}", columns, joined=taken, fill=fill, left=left + others)

@@ -16,7 +16,7 @@ from kvjax._formats.paths import local
 from kvjax._formats.source import Column, Concatenated, InFile, MappedColumn, Repeated, row_bytes
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
-from kvjax.convert._incoming import Incoming, check_wanted, incoming
+from kvjax.convert._incoming import Incoming, chosen_slots, incoming
 
 Score: TypeAlias = Literal["freqs", "versions"] | None
 
@@ -82,12 +82,9 @@ def open_dynamicemb(
     taken, left = _scores(dump, keys.shape, said, scores)
     columns |= taken
     there = _slots(dump, keys.shape, values.shape[1], said)
-    wanted = dict(slots or {})
-    check_wanted(path, wanted)
-    if lost := sorted(wanted.keys() - there.keys()):
-        raise FileError(path, f"the slots {lost} of {name!r}", f"{sorted(there)}", "name those that are there")
+    wanted, others = chosen_slots(path, name, slots, there)
     columns |= {SLOT + ours: there[slot] for slot, ours in wanted.items()}
-    left += [f"the slot {slot!r}" for slot in there if slot not in wanted]
+    left += others
     if waiting := dump.size("_counter_keys") // 8:
         left.append(f"the counts of {waiting} keys that its admission had seen")
     return incoming(path, f"dynamicemb's {name!r}", columns, fill=fill, left=left)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -228,6 +228,30 @@ def check_wanted(file: str | os.PathLike[str], slots: Mapping[str, str] | None) 
         of.setdefault(ours, []).append(theirs)
     if twice := {ours: theirs for ours, theirs in of.items() if len(theirs) > 1}:
         raise FileError(file, "slots= with a name of kvjax's for each", f"{twice}", "give each another name")
+
+
+def chosen_slots(
+    file: str | os.PathLike[str], name: str, slots: Mapping[str, str] | None, there: Collection[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Which slots of a variable to take.
+
+    Args:
+      file: for errors.
+      name: of the variable.
+      slots: those that are asked for, their names to ours.
+      there: the names of those that it has.
+
+    Returns:
+      Those to take, and a line for each of the others.
+
+    Raises:
+      FileError: one is not there, or two get one name.
+    """
+    check_wanted(file, slots)
+    wanted = dict(slots or {})
+    if lost := sorted(wanted.keys() - set(there)):
+        raise FileError(file, f"the slots {lost} of {name!r}", f"{sorted(there)}", "name those that are there")
+    return wanted, [f"the slot {slot!r}" for slot in there if slot not in wanted]
 
 
 def wide(keys: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from kvjax._formats.errors import FileError
 from kvjax._formats.source import Column, Concatenated
 from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
-from kvjax.convert._incoming import Joined, check_wanted
+from kvjax.convert._incoming import Joined, chosen_slots
 
 
 def parts_of(bundle: Bundle, name: str) -> list[str]:
@@ -50,7 +50,7 @@ def joined(bundle: Bundle, parts: list[str], end: str) -> Column:
 
 
 def slots_of(
-    bundle: Bundle, name: str, parts: list[str], wanted: Mapping[str, str]
+    bundle: Bundle, name: str, parts: list[str], slots: Mapping[str, str] | None
 ) -> tuple[dict[str, Joined], list[str]]:
     """The slots of a variable, which are variables named "<part>/<slot>".
 
@@ -58,7 +58,7 @@ def slots_of(
       bundle: of them.
       name: of the variable.
       parts: of it.
-      wanted: which to take, their names to ours.
+      slots: which to take, their names to ours.
 
     Returns:
       Those, by the columns that they are to be, and what was left.
@@ -66,10 +66,8 @@ def slots_of(
     Raises:
       FileError: one is not there, or not in all parts.
     """
-    check_wanted(bundle.prefix, wanted)
     there = sorted({slot for part in parts for slot in _slots(bundle, part)})
-    if lost := sorted(wanted.keys() - set(there)):
-        raise FileError(bundle.prefix, f"the slots {lost} of {name!r}", f"{there}", "name those that are there")
+    wanted, left = chosen_slots(bundle.prefix, name, slots, there)
     taken = {
         SLOT + ours: Joined.slot(
             bundle.prefix, slot,
@@ -77,7 +75,7 @@ def slots_of(
         )
         for slot, ours in wanted.items()
     }  # fmt: skip
-    return taken, [f"the slot {slot!r}" for slot in there if slot not in wanted]
+    return taken, left
 
 
 def _slots(bundle: Bundle, part: str) -> list[str]:

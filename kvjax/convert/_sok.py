@@ -14,7 +14,7 @@ from kvjax._formats.paths import local
 from kvjax._formats.source import InFile
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
-from kvjax.convert._incoming import Incoming, check_wanted, incoming
+from kvjax.convert._incoming import Incoming, chosen_slots, incoming
 
 _HEADER = 296
 _DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
@@ -77,17 +77,13 @@ def open_sok(
         want = f"{name!r} with (rows, dim) {(rows, dim)}, as its files have"
         raise FileError(path / "meta_info", want, f"{said}")
     there = {file.name.removeprefix(f"{stem}-"): file for file in sorted(path.glob(f"{stem}-*-*"))}
-    wanted = dict(slots or {})
-    check_wanted(path, wanted)
-    if lost := sorted(wanted.keys() - there.keys()):
-        raise FileError(path, f"the slots {lost} of {name!r}", f"{sorted(there)}", "name those that are there")
+    wanted, left = chosen_slots(path, name, slots, there)
     columns = {"keys": keys, "values": weights.of_shape((rows, dim))}
     for slot, ours in wanted.items():
         array = _read(there[slot], 2)
         if array.shape != (rows * dim,):
             raise FileError(there[slot], f"({rows}, {dim})", f"{array.shape[0]} elements")
         columns[SLOT + ours] = array.of_shape((rows, dim))
-    left = [f"the slot {slot!r}" for slot in there if slot not in wanted]
     return incoming(path, f"SOK's {name!r}", columns, fill=fill, left=left)
 
 
