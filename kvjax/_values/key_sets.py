@@ -8,7 +8,8 @@ import numpy as np
 
 from kvjax._values.snapshot import WAITING_COLUMNS, Columns, concat, take
 
-_NONE = np.zeros(0, np.int64)
+NONE = np.zeros(0, np.int64)
+"""No keys, or no counts of keys."""
 
 
 def among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -32,10 +33,10 @@ def overlaid_counts(parts: Iterable[tuple[Columns, np.ndarray | None]]) -> dict[
       parts: counts, those below first, and the keys ``(m,)`` int64, sorted, of which they are; None for all. A sketch
         that a part names takes the place of that below.
     """
-    waiting: list[dict[str, np.ndarray]] = [{name: _NONE for name in WAITING_COLUMNS}]
-    sketch = _NONE
+    waiting: list[dict[str, np.ndarray]] = [{name: NONE for name in WAITING_COLUMNS}]
+    sketch = NONE
     for counts, known in parts:
-        new = {name: counts.get(name, _NONE) for name in WAITING_COLUMNS}
+        new = {name: counts.get(name, NONE) for name in WAITING_COLUMNS}
         if known is None:
             waiting = [new]
         else:

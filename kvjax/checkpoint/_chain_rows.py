@@ -14,7 +14,7 @@ from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
 from kvjax._values.exported import ROW_COLUMNS, SLOT
 from kvjax._values.integers import as_int64
-from kvjax._values.key_sets import overlaid_counts
+from kvjax._values.key_sets import NONE, overlaid_counts
 from kvjax._values.snapshot import concat, joined_admission, take, waiting_of
 from kvjax.checkpoint._chain import Chain, Link
 from kvjax.checkpoint._format import REMOVED, Damaged
@@ -22,8 +22,6 @@ from kvjax.checkpoint._overlay import counts_of, meta_of, overlaid, types_of
 from kvjax.checkpoint._read import Shard, at_once, check_sizes, read_pool
 from kvjax.checkpoint._rules import shared_key
 from kvjax.ffi import host
-
-_NONE = np.zeros(0, np.int64)
 
 
 class ChainRows:
@@ -133,7 +131,7 @@ class ChainRows:
 
     def removed(self) -> np.ndarray:
         """Keys ``(m,)`` int64 that went, and are not there again, if these are changes; sorted by (bucket, key)."""
-        parts = [_NONE]
+        parts = [NONE]
         for first, last in cuts([self], 8):
             gone = functools.reduce(np.union1d, [link.removed_between(first, last) for link in self._links])
             if len(gone):
@@ -188,7 +186,7 @@ class _LinkRows:
         if len(parts) > 1:
             columns = take(columns, by_bucket(columns["keys"])[0])
         _check_sorted(columns["keys"], first, last)
-        if (columns.get("freqs", _NONE) < 0).any():
+        if (columns.get("freqs", NONE) < 0).any():
             raise Damaged("want freqs of 0 or more, got others")
         return columns | {REMOVED: self.removed_between(first, last)}
 

@@ -15,7 +15,7 @@ from kvjax._formats.source import offsets_of, row_bytes
 from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._values.exported import SLOT
 from kvjax._values.integers import as_int64
-from kvjax._values.key_sets import among, runs_of
+from kvjax._values.key_sets import NONE, among, runs_of
 from kvjax._values.numbers import is_real
 from kvjax._values.snapshot import Columns, concat, take, waiting_of
 from kvjax.checkpoint._ancestor import ANCESTOR, changed
@@ -262,7 +262,7 @@ class _Merged:
             [table.counts() for table in self._tables], before, self._whole.meta.get("options", {}).get("admit")
         )
         admission = seen.of_others(self._rule)
-        waiting = admission.get("pending_keys", _NONE)
+        waiting = admission.get("pending_keys", NONE)
         of_waiting, waits = buckets_of(waiting), np.ones(len(waiting), bool)
         width = None if self._compared else sum(row_bytes(self._whole.types[name]) for name in _NEEDED)
         for first, last in cuts(self._read, width):
@@ -360,8 +360,6 @@ class _Merged:
                 out[name] = _weighted(column, of_slots, starts, sizes)
         return out
 
-
-_NONE = np.zeros(0, np.int64)
 
 _NEEDED = ("keys", "versions", "freqs", "has_slots")
 """The columns which say what row a key gets."""

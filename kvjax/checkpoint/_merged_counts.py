@@ -10,11 +10,9 @@ import numpy as np
 from kvjax._formats.choices import MergeRule
 from kvjax._keys.buckets import by_bucket
 from kvjax._values.integers import as_int64
-from kvjax._values.key_sets import runs_of
+from kvjax._values.key_sets import NONE, runs_of
 from kvjax._values.snapshot import Columns
 from kvjax.checkpoint._ancestor import ANCESTOR, gained, sums
-
-_NONE = np.zeros(0, np.int64)
 
 _WINDOW = 2**30
 """See ``kWindow`` of ``kvjax/ffi/core/admit.h``."""
@@ -104,9 +102,9 @@ class _Waiting:
     """
 
     def __init__(self, counts: Columns, forgets: bool) -> None:
-        keys = as_int64(counts.get("pending_keys", _NONE))
+        keys = as_int64(counts.get("pending_keys", NONE))
         order = np.argsort(keys)
-        self.keys, words = keys[order], counts.get("pending_counts", _NONE)[order]
+        self.keys, words = keys[order], counts.get("pending_counts", NONE)[order]
         self._counts, self._recent = (words % _WINDOW, words // _WINDOW) if forgets else (words, np.zeros_like(words))
 
     def of(self, keys: np.ndarray) -> np.ndarray:

@@ -9,11 +9,9 @@ import numpy as np
 
 from kvjax._formats.source import Type
 from kvjax._values.integers import as_int64
-from kvjax._values.key_sets import among
+from kvjax._values.key_sets import NONE, among
 from kvjax._values.snapshot import Columns, column_types, concat, take
 from kvjax.checkpoint._format import REMOVED
-
-_NONE = np.zeros(0, np.int64)
 
 
 def overlaid(parts: Sequence[Columns], types: Mapping[str, Type]) -> dict[str, np.ndarray]:
@@ -24,7 +22,7 @@ def overlaid(parts: Sequence[Columns], types: Mapping[str, Type]) -> dict[str, n
       types: of the columns to give. What a part lacks of them is zeros.
     """
     out: list[dict[str, np.ndarray]] = []
-    later = _NONE  # keys that the parts above have touched; so the rows of each are copied once
+    later = NONE  # keys that the parts above have touched; so the rows of each are copied once
     for i, part in reversed(list(enumerate(parts))):
         n = len(part["keys"])
         rows = {
@@ -49,7 +47,7 @@ def types_of(meta: Mapping[str, Any]) -> dict[str, Type]:
 
 def touched(part: Columns) -> np.ndarray:
     """Which keys are not as below a part, sorted: those that it has, and those that it says went."""
-    return np.union1d(as_int64(part["keys"]), part.get(REMOVED, _NONE))
+    return np.union1d(as_int64(part["keys"]), part.get(REMOVED, NONE))
 
 
 def counts_of(
@@ -57,4 +55,4 @@ def counts_of(
 ) -> tuple[Columns, np.ndarray | None]:
     """A part of `overlaid_counts`: what one checkpoint of a chain has, of a sketch always all."""
     of_all = meta.get("delta", {}).get("counts_of_all", True)
-    return {"sketch": _NONE, **counts}, None if of_all else touched(rows())
+    return {"sketch": NONE, **counts}, None if of_all else touched(rows())
