@@ -101,40 +101,28 @@ def value_and_grad(
         if len({i % len(args) for i in numbers}) < len(numbers):
             want, mend = "argnums that name each argument once", "leave out the second"
             raise fail(ValueError, None, "value_and_grad", want, f"{numbers}", mend)
-        leaves, treedef = jax.tree.flatten(tuple(args[i] for i in numbers), is_leaf=_is_whole)
-        _check_trained(leaves)
-        is_dense = [not is_table(leaf) for leaf in leaves]
-        dense = [leaf for leaf, d in zip(leaves, is_dense, strict=True) if d]
-        handles = _outermost(leaf for leaf, d in zip(leaves, is_dense, strict=True) if not d)
-        tables = list({handle.name: handle for handle in reversed(handles)}.values())  # a table may have several
+        given = _Given(tuple(args[i] for i in numbers))
+        # A table may have several handles, of which this is the first.
+        tables = list({handle.name: handle for handle in reversed(given.handles)}.values())
         specs = [table.spec for table in tables]
 
         def call(dense: Any, tapes: Sequence[Tape]) -> Any:
-            d, t = iter(dense), iter(_record(handles, tapes))
-            chosen = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
             full = list(args)
-            for i, tree in zip(numbers, chosen, strict=True):
+            for i, tree in zip(numbers, given.with_leaves(dense, _record(given.handles, tapes)), strict=True):
                 full[i] = tree
             return run(*full, **kwargs)
 
         with _mesh_of((args, kwargs)):
             gates = [np.zeros((), np.float32) for _ in tables]
             with untaped() as closed_over:
-                probes, runs = _probe(call, dense, lambda: [Tape(*x) for x in zip(specs, gates, strict=True)])
+                probes, runs = _probe(call, given.dense, lambda: [Tape(*x) for x in zip(specs, gates, strict=True)])
             others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
             _warn_of_untrained(closed_over, (others, kwargs))
-
             compiled: list[str] = []
 
             def tapped(dense: Any, taps: Any, gates: Any) -> tuple[Any, Any]:
                 tapes = [Tape(*x) for x in zip(specs, gates, probes, taps, strict=True)]
-                try:
-                    out = call(dense, tapes)
-                    for tape in tapes:
-                        tape.check_whole()
-                finally:
-                    for tape in tapes:
-                        tape.taps, tape.gate = [], None  # JAX's caches keep the tapes
+                out = _taped(call, dense, tapes)
                 compiled.extend(tape.spec.name for tape in tapes if tape.compiled)
                 value, aux = out if has_aux else (out, None)
                 # A table that the loss hands out is a handle like any other.
@@ -146,7 +134,7 @@ def value_and_grad(
 
             (value, aux), (dense_grads, taps, _, of_runs) = jax.value_and_grad(
                 whole, argnums=(0, 1, 2, 3), has_aux=True, allow_int=allow_int
-            )(dense, [probe.zero_taps() for probe in probes], gates, [each.zero_taps() for each in runs])
+            )(given.dense, [probe.zero_taps() for probe in probes], gates, [each.zero_taps() for each in runs])
             if not isinstance(value, Tracer):
                 _warn_of_compiled(compiled)
             waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if _is_computed(x)]
@@ -155,12 +143,49 @@ def value_and_grad(
                 mine = [x for each, x in zip(runs, of_runs, strict=True) if each.tape is probe]
                 table_grads[table.name] = _gradient(table, [*filter(None, own), *mine], waits)
             # The first handle of a table has the gradient of all its lookups, and the others an empty one.
-            d, t = iter(dense_grads), iter([table_grads.pop(h.name, None) or _empty(h) for h in handles])
-            grads = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
+            of_handles = [table_grads.pop(h.name, None) or _empty(h) for h in given.handles]
+            grads = given.with_leaves(dense_grads, of_handles)
             result = (value, aux) if has_aux else value
             return result, grads[0] if single else grads
 
     return wrapped
+
+
+class _Given:
+    """The arguments to differentiate, taken apart.
+
+    Args:
+      trees: the arguments.
+
+    Attributes:
+      dense: the leaves that are no tables.
+      handles: those that are.
+    """
+
+    def __init__(self, trees: tuple[Any, ...]) -> None:
+        leaves, self._treedef = jax.tree.flatten(trees, is_leaf=_is_whole)
+        _check_trained(leaves)
+        self._is_table = [is_table(leaf) for leaf in leaves]
+        self.dense = [leaf for leaf in leaves if not is_table(leaf)]
+        self.handles = [leaf for leaf in leaves if is_table(leaf)]
+        _check_outermost(self.handles)
+
+    def with_leaves(self, dense: Iterable[Any], of_handles: Iterable[Any]) -> tuple[Any, ...]:
+        """Trees of the same structure with other leaves."""
+        d, t = iter(dense), iter(of_handles)
+        return jax.tree.unflatten(self._treedef, [next(t) if is_handle else next(d) for is_handle in self._is_table])
+
+
+def _taped(call: Callable[..., Any], dense: Any, tapes: Sequence[Tape]) -> Any:
+    """What a loss gives whose lookups go through tapes, with taps for all of them."""
+    try:
+        out = call(dense, tapes)
+        for tape in tapes:
+            tape.check_whole()
+        return out
+    finally:
+        for tape in tapes:
+            tape.taps, tape.gate = [], None  # JAX's caches keep the tapes
 
 
 def _probe(
@@ -284,8 +309,7 @@ def check_positions(numbers: Sequence[int], args: Sequence[Any], op: str) -> Non
         )  # fmt: skip
 
 
-def _outermost(leaves: Any) -> list[Table]:
-    handles = list(leaves)
+def _check_outermost(handles: Sequence[Table]) -> None:
     for handle in handles:
         check_one_version(handle, "value_and_grad")
         if shape := getattr(handle.given, "shape", ()):
@@ -300,7 +324,6 @@ def _outermost(leaves: Any) -> list[Table]:
             )
         if handle.view is not None and not handle.view.trains:
             check_without_a_view(handle, "value_and_grad")
-    return handles
 
 
 def _warn_of_untrained(names: set[str], given: Any) -> None:
