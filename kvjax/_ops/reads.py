@@ -56,7 +56,7 @@ def lookup(
 
 
 def find_missing(
-    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None, place: int | None = None
+    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None, place: int | None
 ) -> tuple[jax.Array, jax.Array]:
     """Words ``(n + 1, 2)`` of the distinct keys without a row, and how many of them are valid."""
     results = (array((keys.size + 1, 2), jnp.uint32), array((), jnp.int32), WORD)

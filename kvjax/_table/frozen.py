@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +47,7 @@ class FrozenRows:
     def __len__(self) -> int:
         return self.size
 
-    def copy_next(self, to: Mapping[str, np.ndarray], pause: Callable[[float], object] = time.sleep) -> int:
+    def copy_next(self, to: Mapping[str, np.ndarray], pause: Callable[[float], object]) -> int:
         """Copies the next rows, sorted by (bucket, key); each row is given once.
 
         Args:

@@ -134,7 +134,7 @@ def _is_of_parts(tx: Any) -> bool:
     return any(map(is_parts, jax.tree.leaves(state, is_leaf=is_parts)))
 
 
-def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = None) -> CatchUp:
+def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None) -> CatchUp:
     """A transform whose rows make up for the steps that they have missed.
 
     Args:

@@ -50,7 +50,7 @@ class ReplayState(NamedTuple):
     made_by: jax.Array
 
 
-def replaying(made: Any, name: str, number: int, shrink: Callable[[Any, Any], Any] | None = None) -> CatchUp:
+def replaying(made: Any, name: str, number: int, shrink: Callable[[Any, Any], Any] | None) -> CatchUp:
     """A transform whose rows take the steps that they have missed, up to a number of them, when they are touched.
 
     Of more steps it takes the first ones, in which moments move it. In the rest nothing but what multiplies rows and

@@ -75,7 +75,7 @@ class Lag:
         return f"are behind ({behind} of {self._rows}, by up to {by} steps)" if behind else ""
 
 
-def behind_in_words(last: np.ndarray, has_slots: np.ndarray, since: int = 0) -> str:
+def behind_in_words(last: np.ndarray, has_slots: np.ndarray, since: int) -> str:
     """The same of all rows at once."""
     lag = Lag()
     lag.add(last, has_slots)

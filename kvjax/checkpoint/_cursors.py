@@ -137,14 +137,14 @@ def agreed(key: Key) -> Cursor | None:
 
 
 @contextlib.contextmanager
-def moving(name: str | None, tables: Mapping[str, Table], directory: AnyPath, of: Key | None = None) -> Generator[None]:
+def moving(name: str | None, tables: Mapping[str, Table], directory: AnyPath, of: Key | None) -> Generator[None]:
     """Begins to move a cursor to what is saved of the tables in the body; `finished` ends it.
 
     Args:
       name: of the cursor; None for none.
       tables: by the names under which they are saved.
       directory: of the checkpoint.
-      of: the key of the cursor that moves; by default that of these tables.
+      of: the key of the cursor that moves; None for that of these tables.
     """
     if name is None:
         yield

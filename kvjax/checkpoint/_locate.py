@@ -18,7 +18,7 @@ from kvjax.checkpoint._format import FORMAT, META, PACKED, UNLISTED, CheckpointE
 from kvjax.checkpoint._threads import side_by_side
 
 
-def locate(path: PathLike, op: str = "checkpoint") -> AnyPath:
+def locate(path: PathLike, op: str) -> AnyPath:
     """The folder of a checkpoint: `path` itself, the one below an Orbax step, or that of the last step below its root.
 
     Where numbered checkpoints or steps are right below `path`, as "12" or "delta_12", it is that of the last of them,

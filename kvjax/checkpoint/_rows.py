@@ -77,7 +77,7 @@ def warn_of_slots(found: ChainRows, slots: bool, op: str) -> None:
         warn_behind(found.name, op, mend=mend)
 
 
-def pieces_of(found: ChainRows, slots: bool, keys: np.ndarray | None = None) -> Generator[Exported]:
+def pieces_of(found: ChainRows, slots: bool, keys: np.ndarray | None) -> Generator[Exported]:
     """Rows in pieces.
 
     Args:
