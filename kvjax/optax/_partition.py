@@ -125,25 +125,9 @@ def partition(
         refused, state = state if keeps else (None, state)
         check_params(params, "partition")
         _check_same_tree(params, updates)
-        pairs = zip(*(jax.tree.leaves(tree, is_leaf=_is_either) for tree in (params, updates)), strict=True)
-        gradients: dict[str, list[Any]] = {}
-        trained: dict[str, Table] = {}
-        for table, grad in pairs:  # all are checked before the first is written
-            if is_table(table) and table.spec.trainable:
-                check_process(table.name, "partition")
-                check_gradient(table, choose(table.name), grad, _globals_of(table, state))
-                gradients.setdefault(table.name, []).append(grad)
-                trained.setdefault(table.name, table)
-            elif not is_table(table) and (is_sparse(grad) or jnp.shape(table) != jnp.shape(grad)):
-                got = f"{'SparseRows' if is_sparse(grad) else jnp.shape(grad)} for {jnp.shape(table)}"
-                want, mend = "dense gradients of the shapes of their parameters", "give those of kvjax.value_and_grad"
-                raise fail(ValueError, None, "partition", want, got, mend)
-        step, count = _next_step(state.count, extra.get("step"), next(iter(trained), ""))
+        writes = _writes(params, updates, choose, state)
+        step, count = _next_step(state.count, extra.get("step"), writes[0].table.name if writes else "")
         of_rows = {name: x for name, x in extra.items() if name != "step"}
-        # Each once, however many handles of it the parameters have.
-        writes = [
-            Write(table, choose(name), _joined(gradients[name]), state.tables[name]) for name, table in trained.items()
-        ]
         dense_grads, dense_params = _without(updates), _without(params)
 
         def update_dense(grads: Any, kept: Any) -> Any:
@@ -158,19 +142,7 @@ def partition(
             dense_updates, dense_state = choice.made_if(refused == 0)
         written = {table.name: table.version for table, _ in results}
         globals_ = state.tables | {table.name: new for table, new in results}
-
-        def update_of(table: Any) -> Any:
-            if not is_table(table):
-                return None
-            changed = table.spec.trainable
-            raised = written[table.name] - table.version if changed else jnp.zeros((), jnp.uint32)
-            return Table(TableUpdate(opaque(raised)), table.spec)
-
-        table_updates = jax.tree.map(update_of, params, is_leaf=is_table)
-        new_updates = jax.tree.map(
-            lambda d, t: t if is_table(t) else d, dense_updates, table_updates,
-            is_leaf=lambda x: x is None or is_table(x),
-        )  # fmt: skip
+        new_updates = _with_table_updates(dense_updates, params, written)
         if refused is None:
             return new_updates, PartitionState(count, dense_state, globals_)
         common = state.count, state.tables
@@ -199,6 +171,47 @@ def _next_step(count: jax.Array, said: Any, table: str) -> tuple[Any, jax.Array]
     low, high = jax.lax.bitcast_convert_type(words, jnp.int32)
     # Below zero, which a compiled step cannot refuse, tables go on by themselves, too.
     return said, jnp.where(high < 0, following, jnp.where((high == 0) & (low >= 0), low, most))
+
+
+def _writes(params: Any, grads: Any, choose: Callable[[str], Rowwise], state: PartitionState) -> list[Write]:
+    """The training write of each table, once, however many handles of it the parameters have. All gradients are checked
+    before the first write."""
+    pairs = zip(*(jax.tree.leaves(tree, is_leaf=_is_either) for tree in (params, grads)), strict=True)
+    gradients: dict[str, list[Any]] = {}
+    trained: dict[str, Table] = {}
+    for table, grad in pairs:
+        if is_table(table) and table.spec.trainable:
+            check_process(table.name, "partition")
+            check_gradient(table, choose(table.name), grad, _globals_of(table, state))
+            gradients.setdefault(table.name, []).append(grad)
+            trained.setdefault(table.name, table)
+        elif not is_table(table) and (is_sparse(grad) or jnp.shape(table) != jnp.shape(grad)):
+            got = f"{'SparseRows' if is_sparse(grad) else jnp.shape(grad)} for {jnp.shape(table)}"
+            want, mend = "dense gradients of the shapes of their parameters", "give those of kvjax.value_and_grad"
+            raise fail(ValueError, None, "partition", want, got, mend)
+    return [Write(table, choose(name), _joined(gradients[name]), state.tables[name]) for name, table in trained.items()]
+
+
+def _with_table_updates(dense_updates: Any, params: Any, written: Mapping[str, jax.Array]) -> Any:
+    """The updates with those of tables in their places: by how much their versions have risen.
+
+    Args:
+      dense_updates: None in these places.
+      params: the parameters.
+      written: ``()`` uint32, the next version of each table that was trained, by its name.
+    """
+
+    def update_of(table: Any) -> Any:
+        if not is_table(table):
+            return None
+        raised = written[table.name] - table.version if table.spec.trainable else jnp.zeros((), jnp.uint32)
+        return Table(TableUpdate(opaque(raised)), table.spec)
+
+    table_updates = jax.tree.map(update_of, params, is_leaf=is_table)
+    return jax.tree.map(
+        lambda d, t: t if is_table(t) else d, dense_updates, table_updates,
+        is_leaf=lambda x: x is None or is_table(x),
+    )  # fmt: skip
 
 
 def _begun(table: Table, rowwise: Rowwise) -> Any:
