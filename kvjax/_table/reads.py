@@ -317,7 +317,7 @@ def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup"
         )  # fmt: skip
     made_by = "averaged" if op == "lookup" else op
     if now is not None:
-        view = dataclasses.replace(now, slot=slot, made_by=made_by, trains=False)
+        view = dataclasses.replace(now, slot=slot, made_by=made_by)
         return type(table)(table.given, table.spec, view=view)
     return type(table)(table.given, table.spec, view=SlotView(slot, tuple(types.items()), b1, made_by))
 

@@ -81,13 +81,18 @@ class SlotView:
       slot: its name.
       types: of all slots of the table by name, in their order.
       b1: of schedule-free: the slot is z, and a row ``b1 * x + (1 - b1) * z``; it reads as x. None: as the slot.
+      made_by: see `View`.
     """
 
     slot: str = dataclasses.field(metadata={"static": True})
     types: tuple[tuple[str, jax.ShapeDtypeStruct], ...] = dataclasses.field(metadata={"static": True})
-    b1: float | None = dataclasses.field(default=None, metadata={"static": True})
-    made_by: str = dataclasses.field(default="averaged", metadata={"static": True})
-    trains: bool = dataclasses.field(default=False, metadata={"static": True})
+    b1: float | None = dataclasses.field(metadata={"static": True})
+    made_by: str = dataclasses.field(metadata={"static": True})
+
+    @property
+    def trains(self) -> bool:
+        """See `View`."""
+        return False
 
     def rows(self, spec: TableSpec, version: jax.Array, keys: Keys, stored: jax.Array) -> jax.Array:
         """See `View`."""
@@ -121,13 +126,18 @@ class CaughtUpView:
       rowwise: the transform.
       globals_: what it keeps for all rows together.
       slot: name of the slot that is read in the place of rows; None for rows.
+      made_by: see `View`.
     """
 
     rowwise: CatchUp = dataclasses.field(metadata={"static": True})
     globals_: tuple[jax.Array, ...]
     slot: str | None = dataclasses.field(default=None, metadata={"static": True})
     made_by: str = dataclasses.field(default="caught_up", metadata={"static": True})
-    trains: bool = dataclasses.field(default=True, metadata={"static": True})
+
+    @property
+    def trains(self) -> bool:
+        """See `View`."""
+        return self.slot is None
 
     def rows(self, spec: TableSpec, version: jax.Array, keys: Keys, stored: jax.Array) -> jax.Array:
         """See `View`."""
