@@ -74,9 +74,16 @@ def train_all(writes: Sequence[Write], step: Any, extra: dict[str, Any]) -> list
     check_together([write.table.spec for write in writes], "apply")
     if len(writes) < 2:
         return [_result(write, apply(*_update(write, step, extra))) for write in writes]
-    held = [plan(*_update(write, step, extra), None) for write in writes]
-    number = functools.reduce(jnp.maximum, [each.status for each in held])
+    held, number = _planned(writes, step, extra, None)
     return _ended(writes, held, order.after(held[0].spec, number, [each.word for each in held]))
+
+
+def _planned(
+    writes: Sequence[Write], step: Any, extra: dict[str, Any], unasked: jax.Array | None
+) -> tuple[list[PlannedStep], jax.Array]:
+    """Planned steps, and the greatest status of them ``()`` uint32."""
+    held = [plan(*_update(write, step, extra), unasked) for write in writes]
+    return held, functools.reduce(jnp.maximum, [each.status for each in held])
 
 
 def _ended(writes: Sequence[Write], held: Sequence[PlannedStep], planned: jax.Array) -> list[tuple[Any, Any]]:
@@ -100,8 +107,7 @@ def train_or_refuse(
         return [], jnp.zeros((), jnp.uint32)
     watch()
     unasked = training.unasked(writes[0].table.spec, refused)
-    held = [plan(*_update(write, step, extra), unasked) for write in writes]
-    number = functools.reduce(jnp.maximum, [each.status for each in held])
+    held, number = _planned(writes, step, extra, unasked)
     return _ended(writes, held, number), number
 
 
