@@ -174,17 +174,18 @@ def _numpy(path: str | os.PathLike[str], name: str, column: Any) -> np.ndarray:
     """A column as an array."""
     column, shape = column.combine_chunks() if hasattr(column, "combine_chunks") else column, (len(column),)
     kind = column.type
+    _check_no_null(path, name, column)
     while hasattr(kind, "value_type") and str(kind).startswith(("list", "large_list", "fixed_size_list")):
-        if column.null_count:
-            raise FileError(
-                path, f"no null in {name!r}", f"{column.null_count} of {len(column)}", "leave these rows out"
-            )
         lengths = {int(kind.list_size)} if hasattr(kind, "list_size") else set(column.value_lengths().to_pylist())
         if len(lengths) > 1:
             raise FileError(path, f"lists of one length in {name!r}", f"{len(lengths)} lengths", "pad or cut them")
         (width,) = lengths or {0}
         column = column.flatten()
+        _check_no_null(path, name, column)
         shape, kind = (*shape, width), kind.value_type
+    return column.to_numpy(zero_copy_only=False).reshape(shape)
+
+
+def _check_no_null(path: str | os.PathLike[str], name: str, column: Any) -> None:
     if column.null_count:
         raise FileError(path, f"no null in {name!r}", f"{column.null_count} of {len(column)}", "leave these rows out")
-    return column.to_numpy(zero_copy_only=False).reshape(shape)
