@@ -13,9 +13,6 @@ class Elsewhere:
     So all that is Python's part of two backends can be tested where there is one.
     """
 
-    def __init__(self):
-        self.before_drop = lambda: None
-
     def __getattr__(self, call):
         function = getattr(ffi.host, call)
         if call in _NAMELESS:
