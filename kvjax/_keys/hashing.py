@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kvjax._keys.shapes import check_salts
-from kvjax._values.arrays import HasArray
+from kvjax._values.arrays import HasArray, first_of
 from kvjax._values.integers import as_array, as_bits, check_no_mask, salt_of
 from kvjax._values.key_width import check_whole
 from kvjax.ffi import host
@@ -77,10 +77,7 @@ def _array_of(items: Any) -> np.ndarray:
     integers is an array of objects."""
     if isinstance(items, np.ndarray):
         return items
-    first = items
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    if not isinstance(first, (str, bytes)) and (array := as_array(items, "hash_keys")).dtype.kind in "iuO":
+    if not isinstance(first_of(items), (str, bytes)) and (array := as_array(items, "hash_keys")).dtype.kind in "iuO":
         return array
     return np.array(items, dtype=object)
 

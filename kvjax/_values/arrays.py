@@ -120,17 +120,21 @@ def aligned_copy(array: np.ndarray, dtype: Any) -> np.ndarray:
     return copy
 
 
+def first_of(given: Any) -> Any:
+    """The first item of lists in lists; what is no list, or an empty one, is itself."""
+    while isinstance(given, (list, tuple)) and given:
+        given = given[0]
+    return given
+
+
 def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:
     """The array of what a caller gives as rows.
 
     Raises:
       TypeError: it is none, as of strings.
     """
-    first = given
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
     try:
-        if isinstance(first, (str, bytes)):  # which JAX takes for names of dtypes
+        if isinstance(first_of(given), (str, bytes)):  # which JAX takes for names of dtypes
             raise TypeError
         return uncut(given)
     except (TypeError, ValueError):
