@@ -127,17 +127,7 @@ def combine(
       >>> kvjax.drop_table("doc_combine")
     """
     given: Any = {} if tables is None else tables
-    for name, table in given.items() if isinstance(given, Mapping) else ():
-        if hasattr(table, "as_jax"):
-            raise TypeError(
-                f"kvjax: table {name!r}, combine: want arrays of a frozen table, got a file; give its as_jax()"
-            )
-    if not isinstance(given, Mapping) or not all(isinstance(x, (Table, FrozenReadable)) for x in given.values()):
-        raise fail(
-            TypeError, None, "combine", "the tables by name as its second argument", type(given).__name__,
-            "combine(state, tables) is called with what split(state) returns, in that order",
-        )  # fmt: skip
-
+    _check_given(given)
     if partial and like is None:
         raise fail(
             ValueError, None, "combine", "like= with partial=True", "none", "give a new state of the model as it is now"
@@ -153,18 +143,7 @@ def combine(
             state, given = fitted(form, state, new, named.keys() - own.keys()), named | new
         else:
             state = in_the_form_of(form, state)
-    if given and not any(map(_is_ref, jax.tree.leaves(state, is_leaf=_is_ref))):
-        mend = (
-            "combine(state, tables, like=state) for what was restored without a template, with a state of that "
-            "structure; or restore by StandardRestore(kvjax.orbax.split(state)[0])"
-        )
-        if all(isinstance(table, FrozenReadable) for table in given.values()):
-            mend += (
-                "; or, to serve without a state, put the arrays in their places: params['Embed_0']['table'] = arrays"
-            )
-        want = "a state with the places of its tables"
-        raise fail(KeyError, min(given), "combine", want, "one without any", mend)
-
+    _check_places(state, given)
     placed: set[str] = set()
 
     def put_back(x: Any) -> Any:
@@ -180,6 +159,33 @@ def combine(
     tables_of_it = [x for x in jax.tree.leaves(combined, is_leaf=is_table) if is_table(x)]
     warn_of_another_step(combined, {t.name: t for t in tables_of_it if t.name not in new})
     return combined
+
+
+def _check_given(tables: Any) -> None:
+    for name, table in tables.items() if isinstance(tables, Mapping) else ():
+        if hasattr(table, "as_jax"):
+            raise TypeError(
+                f"kvjax: table {name!r}, combine: want arrays of a frozen table, got a file; give its as_jax()"
+            )
+    if not isinstance(tables, Mapping) or not all(isinstance(x, (Table, FrozenReadable)) for x in tables.values()):
+        raise fail(
+            TypeError, None, "combine", "the tables by name as its second argument", type(tables).__name__,
+            "combine(state, tables) is called with what split(state) returns, in that order",
+        )  # fmt: skip
+
+
+def _check_places(state: PyTree, tables: Mapping[str, Readable]) -> None:
+    """Whether a state that gets tables has a place for any."""
+    if not tables or any(map(_is_ref, jax.tree.leaves(state, is_leaf=_is_ref))):
+        return
+    mend = (
+        "combine(state, tables, like=state) for what was restored without a template, with a state of that "
+        "structure; or restore by StandardRestore(kvjax.orbax.split(state)[0])"
+    )
+    if all(isinstance(table, FrozenReadable) for table in tables.values()):
+        mend += "; or, to serve without a state, put the arrays in their places: params['Embed_0']['table'] = arrays"
+    want = "a state with the places of its tables"
+    raise fail(KeyError, min(tables), "combine", want, "one without any", mend)
 
 
 def _with_own_leaf(table: Readable) -> Readable:
