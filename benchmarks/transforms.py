@@ -45,7 +45,7 @@ TRANSFORMS: dict[str, tuple[Any, tuple[float, ...]]] = {
     "amsgrad": (optax.amsgrad(LR, B1, B2, EPS), (LR, B1, B2, EPS, 0)),
     "lion": (optax.lion(LR, B1, 0.99, weight_decay=DECAY), (LR, B1, 0.99, 0, DECAY)),
     "lamb": (optax.lamb(LR, B1, B2, EPS), (LR, B1, B2, EPS, 0)),
-}  # fmt: skip
+}
 
 
 class Rows(ctypes.Structure):

@@ -20,9 +20,7 @@ def run(args: argparse.Namespace) -> int:
         if names:
             print(f"{kind}: {', '.join(names)}")
     columns = ("table", "rows", "rows then", "added", "removed", "changed", "changed columns", "largest difference")
-    rows = [
-        (name, *d.rows, d.added, d.removed, d.changed, d.columns, d.largest) for name, d in found.tables.items()
-    ]  # fmt: skip
+    rows = [(name, *d.rows, d.added, d.removed, d.changed, d.columns, d.largest) for name, d in found.tables.items()]
     print_table("", columns, rows)
     for name, d in found.tables.items():
         if d.fields:

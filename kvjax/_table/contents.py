@@ -152,9 +152,7 @@ def check_capacity(spec: TableSpec, op: str, rows: int, mend: str) -> None:
       MemoryError: there are more than ``max_capacity``, unless ``on_full="grow"``.
     """
     if spec.max_capacity is not None and rows > spec.max_capacity and spec.on_full != "grow":
-        raise fail(
-            MemoryError, spec.name, op, f"at most max_capacity={spec.max_capacity} rows", f"{rows}", mend
-        )  # fmt: skip
+        raise fail(MemoryError, spec.name, op, f"at most max_capacity={spec.max_capacity} rows", f"{rows}", mend)
 
 
 # ---- evicted rows ----------------------------------------------------------------------------------------------

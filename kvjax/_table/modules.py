@@ -41,9 +41,7 @@ class Maker(NamedTuple):
     part: bool
 
 
-def init_table(
-    name: str, given: Arguments, said: Set[str], rng: Any, op: str, reuse: bool, maker: Maker
-) -> Table:  # fmt: skip
+def init_table(name: str, given: Arguments, said: Set[str], rng: Any, op: str, reuse: bool, maker: Maker) -> Table:
     """The table of a module that is initialized.
 
     One that an earlier ``init`` made is made anew, unless it has never been written and is what is asked for: so two

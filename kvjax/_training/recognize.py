@@ -174,7 +174,7 @@ def _fading(form: ClosedForm, op: str) -> ClosedForm:
             "weights that decay more slowly than moments fade",
             f"one that multiplies rows by {math.exp(-form.shrinks):.3g} in a step, and what moves them by {fade:.3g}",
             "choose a smaller rate or weight_decay",
-        )  # fmt: skip
+        )
     if form.horizon > LONGEST:
         beta = ""
         if form.root is not None:

@@ -254,5 +254,5 @@ def _check(replay: _Replay, init: Callable[[Any], ReplayState], name: str) -> np
             f"a row that is {off / max(way, 1e-30):.1e} of its way off when it misses {replay.number + _BEYOND}",
             "choose a larger replay= if its moments fade later; one whose steps keep their size (lion, signum, lamb) "
             "is for lazy training",
-        )  # fmt: skip
+        )
     return signature([want - value])

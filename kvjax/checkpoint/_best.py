@@ -12,9 +12,7 @@ from kvjax._spec.placement import Placement
 from kvjax._values.integers import as_int64
 
 
-def part_of_best(
-    placement: Placement, k: int, keys: np.ndarray, freqs: np.ndarray, versions: np.ndarray
-) -> int:  # fmt: skip
+def part_of_best(placement: Placement, k: int, keys: np.ndarray, freqs: np.ndarray, versions: np.ndarray) -> int:
     """How many of this process's rows are among the k most frequent of all; all ask together.
 
     Ties go to the row that was written later, then to the order of the disk, as in `kvjax.Prune`. Processes tell each

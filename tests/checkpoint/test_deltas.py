@@ -180,7 +180,7 @@ def test_whatever_has_been_done(options, mesh, tmp_path_factory):
     @settings(
         max_examples=examples(2, 3 if options else 5),
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     def run(operations):
         folder = tmp_path_factory.mktemp("deltas")
         name = "ops"

@@ -48,7 +48,7 @@ RULES = {
         [0, *most_frequent([k for k in ROW if k % 2 and FREQUENCY[k] >= 3 and VERSION[k] >= 5 and NORM[k] >= 0.5], 3)],
     ),
     "nothing is left": (kvjax.Prune(top_k=0), []),
-}  # fmt: skip
+}
 
 
 def stored(row, bits):

@@ -372,8 +372,7 @@ def test_what_has_no_closed_form_is_refused(tx, message):
 @slow
 def test_tables_that_cannot_be_behind(make):
     grads = kvjax.SparseRows(np.array([1]), jnp.ones((1, DIM)))
-    for options in ({"constraint": kvjax.constraints.max_norm(1.0)},
-                    {"admit": kvjax.admit.MinCount(2, unadmitted=7)}):  # fmt: skip
+    for options in ({"constraint": kvjax.constraints.max_norm(1.0)}, {"admit": kvjax.admit.MinCount(2, unadmitted=7)}):
         table = make(DIM, **options)
         for call in (lambda t=table: t.apply(caught("adam"), grads, caught("adam").init(DIM)),
                      lambda t=table: caught_up(t, caught("adam").init(DIM), caught("adam"))):  # fmt: skip

@@ -73,7 +73,7 @@ def test_forms(quantise, make, tmp_path):
         (TypeError, jnp.arange(2), {}, "lookup: want ids of 64 bits"),
         (ValueError, [1], {"missing": "init"}, "missing='init' of a file"),
         (ValueError, [1], {"missing": [1.0]}, "want a missing row"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(error, match=words):
             jax.eval_shape(lambda: empty.as_jax().lookup(keys, **options))  # noqa: B023
 

@@ -131,7 +131,7 @@ def test_what_is_refused(both, tmp_path):
         (lambda: kvjax.lookup_bag(arrays, AWKWARD, lengths=[9]), ValueError, "sum to at most 8, got"),
         (lambda: kvjax.lookup_bag(arrays, AWKWARD, lengths=[3, -1]), ValueError, "at least 0"),
         (lambda: kvjax.lookup_bag(arrays, jnp.arange(2)[None]), TypeError, "ids of 64 bits"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(error, match=words) as caught:
             call()
         assert "kvjax" in str(caught.value)

@@ -111,7 +111,7 @@ WRITES = {
     policy=st.sampled_from([None, evict.LeastFrequent(), evict.MinFrequency(2) | evict.LeastRecent(2)]),
     admission=st.sampled_from([None, admit.MinCount(2), admit.MinCount(2, unadmitted=-3), admit.Probability(0.5)]),
     shards=st.sampled_from([2, 4]),
-)  # fmt: skip
+)
 def test_any_sequence_of_writes(writes, capacity, on_full, policy, admission, shards):
     if len(jax.devices()) < 4:
         pytest.skip("wants 4 devices")
