@@ -93,23 +93,10 @@ def simulate(
       3 0.33 3 3
       None 0.44 5 0
     """
-    given: Any = max_capacity
-    if not isinstance(given, Iterable) or isinstance(given, str):
-        raise TypeError(f"kvjax: simulate: want a list of limits as max_capacity=, got {given}; give [{given}]")
-    share, limits = _share(sample), list(max_capacity)
-    for limit in limits:
-        if limit is not None and (not is_integer(limit) or limit < 1):
-            raise ValueError(f"kvjax: simulate: want limits in max_capacity= as integers >= 1 or None, got {limit!r}")
-    for name, given, kind in (("evict", evict, (policies.Policy, policies.Every)), ("admit", admit, Admission)):
-        if given is not None and not isinstance(given, kind):
-            raise TypeError(f"kvjax: simulate: want {name}= of kvjax.{name} or None, got {given!r}; see kvjax.{name}")
+    limits, share = _limits(max_capacity), _share(sample)
+    _check_rules(evict, admit)
     if not hasattr(batches, "__iter__"):
         raise TypeError(f"kvjax: simulate: want the keys of each step, got {batches!r}; give a list of arrays")
-    policy = evict.policy if isinstance(evict, policies.Every) else evict
-    if policy is not None and policy.reads_rows() and not policy.calls_python():
-        raise ValueError(
-            f"kvjax: simulate: want evict= that judges rows by frequency or age, got {evict!r}; rows are zeros here"
-        )
     occurrences, replayed, hits = 0, 0, [0] * len(limits)
     with _tables(limits, share, evict, admit) as tables:
         for batch in batches:
@@ -143,6 +130,30 @@ def simulate(
 
 _LOCK = threading.Lock()  # of the names of the tables, which are always the same, so that programs are made once
 _TX = optax.sgd(0.0)
+
+
+def _limits(max_capacity: Any) -> list[int | None]:
+    if not isinstance(max_capacity, Iterable) or isinstance(max_capacity, str):
+        raise TypeError(
+            f"kvjax: simulate: want a list of limits as max_capacity=, got {max_capacity}; give [{max_capacity}]"
+        )
+    limits: list[Any] = list(max_capacity)
+    for limit in limits:
+        if limit is not None and (not is_integer(limit) or limit < 1):
+            raise ValueError(f"kvjax: simulate: want limits in max_capacity= as integers >= 1 or None, got {limit!r}")
+    return limits
+
+
+def _check_rules(evict: Any, admit: Any) -> None:
+    """Whether eviction and admission are such, and do not ask for what rows are."""
+    for name, given, kind in (("evict", evict, (policies.Policy, policies.Every)), ("admit", admit, Admission)):
+        if given is not None and not isinstance(given, kind):
+            raise TypeError(f"kvjax: simulate: want {name}= of kvjax.{name} or None, got {given!r}; see kvjax.{name}")
+    policy = evict.policy if isinstance(evict, policies.Every) else evict
+    if policy is not None and policy.reads_rows() and not policy.calls_python():
+        raise ValueError(
+            f"kvjax: simulate: want evict= that judges rows by frequency or age, got {evict!r}; rows are zeros here"
+        )
 
 
 def _share(sample: Any) -> float:
