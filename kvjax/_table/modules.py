@@ -82,7 +82,8 @@ def init_table(name: str, given: Arguments, said: Set[str], rng: Any, op: str, r
             with computed_now():
                 spec = asked(name, given, None)
                 same = spec == known or (drawn and _same_but_for_seed(spec, known))
-                table = None if same and not _is_written(known) else _make_anew(known, spec, drawn, maker)
+                stays = same and not _is_written(_now(known))
+                table = None if stays else _make_anew(known, spec, drawn, maker)
             if table is not None:
                 return _of_its_own_seed(table, op, seeded)
     given = dataclasses.replace(given, seed=known.seed) if drawn else given
@@ -92,7 +93,7 @@ def init_table(name: str, given: Arguments, said: Set[str], rng: Any, op: str, r
         return _of_its_own_seed(table, op, seeded and name in PROCESS.of_modules)  # a key seeds no others
     check_same(spec, known)
     table = live(spec)
-    if not reuse and int(table.version) != birth:
+    if not reuse and _is_written(table):
         raise fail(
             ValueError, name, op, "a table that nobody has written yet, or reuse=True",
             f"one that was made by get_table or a restore and has been written, with {len(table):,} rows",
@@ -137,12 +138,17 @@ def _nothing() -> None:
     return None
 
 
-def _is_written(known: TableSpec) -> bool:
-    return int(Table(live_version(known), known).version) != PROCESS.births[known.name]
+def _now(known: TableSpec) -> Table:
+    return Table(live_version(known), known)
+
+
+def _is_written(table: Table) -> bool:
+    return int(table.version) != PROCESS.births[table.name]
 
 
 def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, maker: Maker) -> Table:
-    table, written = Table(live_version(known), known), _is_written(known)
+    table = _now(known)
+    written = _is_written(table)
     before = PROCESS.of_modules[spec.name]
     same_model = maker.model is not None and before.model() is maker.model
     if not written and before.traced and before.drawn and drawn and _same_but_for_seed(spec, known):
