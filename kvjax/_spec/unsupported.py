@@ -114,10 +114,8 @@ def _not_on_cuda(spec: TableSpec, op: str, got: str, mend: str) -> Exception:
 # By the first two numbers of jax's version. Seen with 0.11.2, on the CPU, at the first lookup; 0.11.0 and 0.11.1
 # passed what was tried, and are not tested. Tables in one place work there.
 _CRASHES_WITH_MESH = {
-    (
-        0,
-        11,
-    ): "XLA's compiler may end the process on programs over a mesh (a segmentation fault in Shardy, seen in 0.11.2)",
+    (0, 11): "XLA's compiler may end the process on programs over a mesh (a segmentation fault in Shardy, seen in "
+    "0.11.2)",
 }
 
 
