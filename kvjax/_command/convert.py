@@ -130,11 +130,11 @@ def _as_checkpoint(
     """As a checkpoint of one table, rows a few at a time."""
     from kvjax.convert import import_checkpoint
 
-    how: dict[str, Any] = {}
-    if kind not in FILE_FORMATS:
-        how = {"variable": args.table, "slots": _slots(args), "fill": _fill(args)}
-    else:
+    how: dict[str, Any]
+    if kind in FILE_FORMATS:
         how = {"columns": {ours: theirs or None for ours, theirs in _named(args.column, "column").items()}}
+    else:
+        how = {"variable": args.table, "slots": _named(args.slot, "slot"), "fill": _fill(args)}
     if kind in _BARE:
         how |= {"dim": args.dim, "key_dtype": args.key_dtype or "int64"}
     if args.score:
@@ -144,10 +144,6 @@ def _as_checkpoint(
             args.source, out, table=table, format=kind, prune=prune, overwrite=args.overwrite, dtype=args.dtype,
             progress=written, **how,
         )  # fmt: skip
-
-
-def _slots(args: argparse.Namespace) -> dict[str, str]:
-    return _named(args.slot, "slot")
 
 
 def _named(given: list[str], option: str) -> dict[str, str]:
