@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from kvjax._values.integers import as_int64
 from kvjax._values.snapshot import Snapshot, from_native, joined_admission, take, waiting_of
 from kvjax.ffi import host
 
-H = TypeVar("H", bound=Handle)
 Sink: TypeAlias = Callable[[np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray, np.ndarray, str], object]
 """What `Table.on_evict` takes."""
 
