@@ -153,12 +153,12 @@ def _apart(rows: np.ndarray, dense: np.ndarray) -> float:
     """The difference of a leaf that each row has from that of the array: along its axis of rows, if it has one."""
     if dense.size == rows.size:
         dense = dense.reshape(rows.shape)
-        return _relative(rows, dense, np.max(np.abs(dense.astype(np.float64)), initial=0))
-    axis = next((i for i, (n, m) in enumerate(zip(dense.shape, rows.shape[1:], strict=False)) if n != m), None)
-    if rows.ndim - 1 != dense.ndim or (axis is not None and dense.shape[axis] != _ROWS):
-        return np.nan
-    dense = dense[None] if axis is None else np.expand_dims(np.moveaxis(dense, axis, 0), axis + 1)
-    dense = np.broadcast_to(dense, rows.shape)
+    else:
+        axis = next((i for i, (n, m) in enumerate(zip(dense.shape, rows.shape[1:], strict=False)) if n != m), None)
+        if rows.ndim - 1 != dense.ndim or (axis is not None and dense.shape[axis] != _ROWS):
+            return np.nan
+        dense = dense[None] if axis is None else np.expand_dims(np.moveaxis(dense, axis, 0), axis + 1)
+        dense = np.broadcast_to(dense, rows.shape)
     return _relative(rows, dense, np.max(np.abs(dense.astype(np.float64)), initial=0))
 
 
