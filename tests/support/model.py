@@ -260,10 +260,9 @@ class Admission:
             if not ends and most and len(self.pending) + len(seen) > most:
                 ends = 1
             self.next_window = self.window + ends
-            old = [k for k in self.pending if self.windows[k] < self.next_window - 1]
-            self.forgotten = {k for k in old if every or most}
-            waiting = {k: n for k, n in self.pending.items() if k not in self.forgotten}
-            return {k: n + waiting.get(k, 0) for k, n in seen.items()}
+            forgets, oldest = every or most, self.next_window - 1
+            self.waiting = {k: n for k, n in self.pending.items() if not forgets or self.windows[k] >= oldest}
+            return {k: n + self.waiting.get(k, 0) for k, n in seen.items()}
         if isinstance(self.admit, kvjax.admit.Sketch):
             if self.admit.halve_every:
                 self.halvings = max(step // self.admit.halve_every - last_step // self.admit.halve_every, 0)
@@ -292,8 +291,7 @@ class Admission:
 
     def commit(self, totals, refused):
         if isinstance(self.admit, kvjax.admit.MinCount):
-            self.pending = {k: n for k, n in self.pending.items() if k not in self.forgotten}
-            self.pending |= {k: totals[k] for k in refused}
+            self.pending = self.waiting | {k: totals[k] for k in refused}
             self.window = self.next_window
             self.windows |= dict.fromkeys(refused, self.window)
         if isinstance(self.admit, kvjax.admit.Sketch):
