@@ -17,6 +17,7 @@ from kvjax.checkpoint import _rules, _stored
 from tests.golden.reference import BUCKETS, bucket_of
 from tests.support.checkpoints import DAMAGES, IDS, assert_equal, restore, save, trained
 from tests.support.marks import few
+from tests.support.tables import drop_all
 
 
 def test_golden_checkpoint():
@@ -71,8 +72,7 @@ def test_golden_checkpoints_are_rewritten_whole(version, tmp_path):
 
 
 def contents(path):
-    for name in list(kvjax.tables()):
-        kvjax.drop_table(name)
+    drop_all()
     tables = kvjax.checkpoint.restore(path)
     return {name: (t.spec, t.export(slots=True), t.snapshot().admission) for name, t in tables.items()}
 

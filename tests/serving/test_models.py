@@ -15,7 +15,7 @@ import kvjax
 from kvjax.serving import FrozenTable
 from tests.lookup.test_bags import COMBINERS, calls
 from tests.support.marks import slow
-from tests.support.tables import AWKWARD
+from tests.support.tables import AWKWARD, drop_all
 
 
 def frozen(table, folder, **options):
@@ -78,8 +78,7 @@ def test_a_linen_model_is_served_without_a_custom_call(tmp_path):
     np.testing.assert_allclose(apply(served, users, watched), want, 1e-6, 1e-6)
     assert "custom_call" not in apply.lower(served, users, watched).as_text()
     program = kvjax.export(model.apply, served, users, watched, shapes=(None, "b, ...", "b, 3, ..."))
-    for name in list(kvjax.tables()):
-        kvjax.drop_table(name)
+    drop_all()
     more = (kvjax.Keys.concatenate([users, users]), kvjax.Keys.concatenate([watched, watched]))
     np.testing.assert_allclose(program(served, *more), np.tile(want, (2, 1)), 1e-6, 1e-6)
 

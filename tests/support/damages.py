@@ -20,6 +20,7 @@ import optax
 import kvjax
 from kvjax.checkpoint import CheckpointError, restore, save
 from tests.support.checkpoints import IDS, assert_equal, rewrite, trained
+from tests.support.tables import drop_all
 
 STEPS = ("base", "delta")
 """Folders that are damaged; "other" is whole, and of another step."""
@@ -190,19 +191,22 @@ def check(folder, want, n, seed=0, say=lambda *_: None):
     return found
 
 
+def versions():
+    return {name: int(table.version) for name, table in kvjax.tables().items()}
+
+
 def check_one(folder, want, kind, where, what):
     started, with_digests = time.monotonic(), kind == "forge with digests"
     if with_digests:  # what is there of these names would have to be alike
-        for name in list(kvjax.tables()):
-            kvjax.drop_table(name)
-    versions = {name: int(table.version) for name, table in kvjax.tables().items()}
+        drop_all()
+    before = versions()
     try:
         tables = restore(folder / (where.split()[0] if with_digests else "delta"))
     except ValueError as error:
         assert isinstance(error, CheckpointError), (what, error)
         text = str(error)
         assert text.startswith("kvjax: ") and len(text) < 3000, (what, text)
-        assert {name: int(table.version) for name, table in kvjax.tables().items()} == versions, what
+        assert versions() == before, what
         name = where.parent.name if isinstance(where, Path) else ""
         # The base of a delta is found by its manifest, or not at all.
         if name:
@@ -215,8 +219,7 @@ def check_one(folder, want, kind, where, what):
     except BaseException as error:
         raise AssertionError(what) from error
     if with_digests:  # another table, but one
-        for name in list(kvjax.tables()):
-            kvjax.drop_table(name)
+        drop_all()
         return "another table"
     for name, rows in want.items():
         try:

@@ -26,6 +26,11 @@ def finished(x):
     return x
 
 
+def drop_all():
+    for name in list(kvjax.tables()):
+        kvjax.drop_table(name)
+
+
 def same_rows(one, other):
     """Equal tables, to the bit."""
     for name in ("keys", "freqs", "versions", "values", "has_slots", "pinned"):
