@@ -56,6 +56,72 @@ class Peak:
         return self.most - self.first
 
 
+@jax.jit
+def step(table: kvjax.Table, keys: kvjax.Keys, grads: jax.Array) -> kvjax.Table:
+    return table.apply(TX, kvjax.SparseRows(keys, grads))[0]
+
+
+class Training:
+    """Steps on a table that has all its rows, by some batches in turn.
+
+    Args:
+      args: of the command line.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        rng, shape = np.random.default_rng(0), (64, args.batch)
+        self.table = kvjax.get_table("t", dim=args.dim, initializer=kvjax.initializers.normal(0.01))
+        self._grads = jnp.asarray(rng.normal(size=(args.batch, args.dim)), jnp.float32)
+        for at in range(0, args.rows, args.batch):
+            self.table = step(self.table, kvjax.keys(np.arange(at, at + args.batch) * 11), self._grads)
+        len(self.table)
+        self.held = sum(self.table.stats().bytes.values())
+        ranks = rng.integers(0, args.rows, shape) if args.uniform else zipf(rng, args.rows, shape)
+        self._batches = [kvjax.keys(some * 11) for some in ranks]
+        self._turn = 0
+
+    def steps(self, keep_on: Callable[[], bool]) -> tuple[float, float, float]:
+        """Steps a second, ms of the processor for one, and the longest one in ms, while keep_on()."""
+        begun, cpu, count, longest = time.perf_counter(), time.process_time(), 0, 0.0
+        while count == 0 or keep_on():
+            at = time.perf_counter()
+            self.table = step(self.table, self._batches[self._turn % 64], self._grads)
+            jax.block_until_ready(self.table)
+            self._turn, count, longest = self._turn + 1, count + 1, max(longest, time.perf_counter() - at)
+        cpu = time.process_time() - cpu
+        return count / (time.perf_counter() - begun), 1e3 * cpu / count, 1e3 * longest
+
+
+def without_a_save(training: Training, manager: ocp.CheckpointManager, seconds: float) -> tuple[float, float, float]:
+    """What `Training.steps` gives of a window without a save."""
+    end, peak = time.perf_counter() + seconds, Peak()
+    try:
+        return training.steps(lambda: manager.is_saving_in_progress() or time.perf_counter() < end)
+    finally:
+        peak.end()
+
+
+def measure_save(training: Training, manager: ocp.CheckpointManager, number: int, window: float) -> None:
+    """A save beside steps, between two windows of these alone."""
+    alone, cost, _ = without_a_save(training, manager, window)
+    peak, begun = Peak(), time.perf_counter()
+    manager.save(number, args=ocp.args.Composite(tables=kvjax.orbax.TableSave({"t": training.table})))
+    blocked = time.perf_counter() - begun
+    beside, cost_beside, longest = training.steps(manager.is_saving_in_progress)
+    lasted, more = time.perf_counter() - begun, peak.end()
+    manager.wait_until_finished()
+    after, cost_after, _ = without_a_save(training, manager, window)
+    rate = beside * (1 - blocked / lasted)
+    lost = 1 - rate / ((alone + after) / 2)
+    print(
+        f"save of {lasted:5.1f} s: blocked {1e3 * blocked:4.0f} ms, longest step {longest:4.0f} ms; "
+        f"steps/s {alone:6.1f} before, {rate:6.1f} beside, {after:6.1f} after: {100 * lost:5.1f}% lost; "
+        f"processor {cost:.2f}, {cost_beside:.2f}, {cost_after:.2f} ms a step; "
+        f"memory {more / 1e6:4.0f} MB, {100 * more / training.held:.1f}% of the table",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
@@ -69,66 +135,15 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--folder", default=".")
     args = parser.parse_args()
-    rng = np.random.default_rng(0)
     before = anonymous()
-    table = kvjax.get_table("t", dim=args.dim, initializer=kvjax.initializers.normal(0.01))
-
-    @jax.jit
-    def step(table: kvjax.Table, keys: kvjax.Keys, grads: jax.Array) -> kvjax.Table:
-        return table.apply(TX, kvjax.SparseRows(keys, grads))[0]
-
-    grads = jnp.asarray(rng.normal(size=(args.batch, args.dim)), jnp.float32)
-    for at in range(0, args.rows, args.batch):
-        table = step(table, kvjax.keys(np.arange(at, at + args.batch) * 11), grads)
-    len(table)
-    held = sum(table.stats().bytes.values())
-    ranks = rng.integers(0, args.rows, (64, args.batch)) if args.uniform else zipf(rng, args.rows, (64, args.batch))
-    batches = [kvjax.keys(ranks[i] * 11) for i in range(64)]
-    turn = 0
-
-    def steps(keep_on: Callable[[], bool]) -> tuple[float, float, float]:
-        """Steps a second, ms of the processor for one, and the longest one in ms, while keep_on()."""
-        nonlocal table, turn
-        begun, cpu, count, longest = time.perf_counter(), time.process_time(), 0, 0.0
-        while count == 0 or keep_on():
-            at = time.perf_counter()
-            table = step(table, batches[turn % 64], grads)
-            jax.block_until_ready(table)
-            turn, count, longest = turn + 1, count + 1, max(longest, time.perf_counter() - at)
-        cpu = time.process_time() - cpu
-        return count / (time.perf_counter() - begun), 1e3 * cpu / count, 1e3 * longest
-
-    print(f"table: {held / 1e6:.0f} MB; process {(anonymous() - before) / 1e6:.0f} MB", flush=True)
+    training = Training(args)
+    print(f"table: {training.held / 1e6:.0f} MB; process {(anonymous() - before) / 1e6:.0f} MB", flush=True)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         options = ocp.CheckpointManagerOptions(max_to_keep=1)
         with ocp.CheckpointManager(Path(folder).resolve(), options=options) as manager:
-
-            def without(seconds: float) -> tuple[float, float, float]:
-                end, peak = time.perf_counter() + seconds, Peak()
-                try:
-                    return steps(lambda: manager.is_saving_in_progress() or time.perf_counter() < end)
-                finally:
-                    peak.end()
-
-            without(args.window / 5)
-            for turn_of in range(args.saves):
-                alone, cost, _ = without(args.window)
-                peak, begun = Peak(), time.perf_counter()
-                manager.save(turn_of, args=ocp.args.Composite(tables=kvjax.orbax.TableSave({"t": table})))
-                blocked = time.perf_counter() - begun
-                beside, cost_beside, longest = steps(manager.is_saving_in_progress)
-                lasted, more = time.perf_counter() - begun, peak.end()
-                manager.wait_until_finished()
-                after, cost_after, _ = without(args.window)
-                rate = beside * (1 - blocked / lasted)
-                lost = 1 - rate / ((alone + after) / 2)
-                print(
-                    f"save of {lasted:5.1f} s: blocked {1e3 * blocked:4.0f} ms, longest step {longest:4.0f} ms; "
-                    f"steps/s {alone:6.1f} before, {rate:6.1f} beside, {after:6.1f} after: {100 * lost:5.1f}% lost; "
-                    f"processor {cost:.2f}, {cost_beside:.2f}, {cost_after:.2f} ms a step; "
-                    f"memory {more / 1e6:4.0f} MB, {100 * more / held:.1f}% of the table",
-                    flush=True,
-                )
+            without_a_save(training, manager, args.window / 5)
+            for number in range(args.saves):
+                measure_save(training, manager, number, args.window)
 
 
 def zipf(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
