@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import kvjax
 from kvjax import constraints
-from kvjax._spec.spec import TableSpec
 from kvjax._training import apply as training
 from kvjax._training import update
 from kvjax._training.update import lowered
@@ -200,42 +199,6 @@ def test_what_is_no_program_goes_in_chunks(make):
         assert sorted(table.lookup(7).tolist()) == [-4.0, -3.0, -2.0, -1.0]
     jax.effects_barrier()
     assert seen
-
-
-def test_tables_share_the_instructions_of_a_transform(make):
-    """However many there are; and an error names the table all the same."""
-    update._made_alone.cache_clear()
-    tables, rowwise = [make(dim=3) for _ in range(4)], kvjax.optax.rowwise(optax.adam(0.1))
-    programs = [lowered(table.spec, rowwise, (), {}).run.program for table in tables]
-    assert update._made_alone.cache_info().misses == 1
-    assert all(program is programs[0] for program in programs)
-    rows = jnp.ones((1, 3))
-
-    def stepped(rate, table):
-        new = table.apply(optax.sgd(rate), kvjax.SparseRows(np.array([1]), rows))[0]
-        return new.version.astype(jnp.float32)
-
-    for table in tables[:2]:
-        with pytest.raises(ValueError, match=table.name):
-            jax.grad(stepped)(0.1, table)
-
-
-@pytest.mark.parametrize("constraint", [None, jnp.sort], ids=["program", "chunks"])
-def test_traces_of_tables_are_not_compared_with_each_other(constraint, make, monkeypatch):
-    """Each with all others it would be, and a step of hundreds of tables take minutes to trace."""
-    compared, equal = [], TableSpec.__eq__
-    monkeypatch.setattr(TableSpec, "__eq__", lambda a, b: compared.append(a.name != b.name) or equal(a, b))
-    tx = kvjax.optax.partition(optax.sgd(0.1), optax.adam(0.1))
-    params = [make(dim=2, constraint=constraint) for _ in range(8)]
-
-    @jax.jit
-    def step(params, state, keys):
-        grads = kvjax.grad(lambda params: sum(jnp.sum(table.lookup(keys)) for table in params))(params)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    step.trace(params, tx.init(params), kvjax.keys([1, 2]))
-    assert not any(compared)
 
 
 @pytest.mark.parametrize("constraint", [None, jnp.sort], ids=["program", "chunks"])
