@@ -40,7 +40,6 @@ def files(folder):
             ("8", "4"), ("4", "one place"), ("one place", "8"), ("partitioner", "another"),
             ("replicated", "partitioner"), ("axis", "replicated"),
         ],
-        3,
     ),
 )  # fmt: skip
 def test_training_goes_on_the_same(here, there, make, places, tmp_path, promotion):
@@ -54,7 +53,7 @@ def test_training_goes_on_the_same(here, there, make, places, tmp_path, promotio
     same_tables(trained(one, seed=1), trained(table, seed=1))
 
 
-@pytest.mark.parametrize("admit", few([kvjax.admit.MinCount(3), kvjax.admit.Sketch(3, halve_every=4)], 0))
+@pytest.mark.parametrize("admit", few([kvjax.admit.MinCount(3), kvjax.admit.Sketch(3, halve_every=4)]))
 def test_one_process_writes_the_same_bytes_from_any_number_of_shards(admit, mesh, tmp_path):
     written = []
     for n in (None, 1, 4, 8):
@@ -81,6 +80,7 @@ def test_tables_are_made_where_one_says(there, make, places, tmp_path):
     np.testing.assert_array_equal(again.export().values, want.rows.values)
 
 
+@slow
 def test_a_partitioner_is_a_name_in_the_checkpoint(make, mesh, tmp_path):
     table = trained(make(3, mesh=mesh(4), partitioner=by_low_bits))
     size = len(table)

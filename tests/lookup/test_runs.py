@@ -178,6 +178,7 @@ def test_gradients_are_those_of_a_dense_table(name, jit, table, dense):
     np.testing.assert_array_equal(counts, counted(loss, dense))
 
 
+@slow
 def test_a_turn_has_the_shape_that_its_lookup_would_have_outside(table):
     grads = jax.jit(kvjax.grad(lambda t: scanned(t.lookup, W)))(table)
     assert grads.keys.tolist() == IDS.tolist() and grads.rows.shape == (*IDS.shape, DIM)

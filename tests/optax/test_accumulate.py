@@ -70,7 +70,7 @@ def test_frequencies_are_those_of_all_steps(make):
     assert params["t"].frequency(np.array([1, 2, 3])).tolist() == [3, 1, 0]
 
 
-@pytest.mark.parametrize("saver", few(["orbax", "flax"], "flax"))
+@pytest.mark.parametrize("saver", few(["orbax", "flax"]))
 def test_a_state_is_saved_and_restored_between_updates(saver, make, tmp_path):
     """Training goes on as if nothing had been."""
     tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adagrad(0.3)), 3)

@@ -275,7 +275,7 @@ def test_rates_may_be_injected_and_what_does_not_fit_is_refused():
         gap_adam(0.1, b2=0.8)
 
 
-@pytest.mark.parametrize("make_tx", few([ftrl, group_adam, rowwise_adagrad, adagrad_decay, gap_adam], 0))
+@pytest.mark.parametrize("make_tx", few([ftrl, group_adam, rowwise_adagrad, adagrad_decay, gap_adam]))
 def test_rates_that_change(make_tx, make):
     """Also to 0, as a warm-up begins, and from outside: what has been learnt stays where it is."""
     injected = optax.inject_hyperparams(make_tx)(learning_rate=optax.linear_schedule(0.0, 0.5, 3))

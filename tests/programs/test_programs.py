@@ -355,6 +355,7 @@ def test_zeros_of_both_signs_are_no_uniform_row(both):
     assert_same(*both(lambda table: steps(table, tx), dim=4))
 
 
+@slow
 def test_numbers_of_64_bits_that_are_chosen_between(both):
     def init(row):
         return jnp.zeros((), jnp.int32), jnp.zeros_like(row)

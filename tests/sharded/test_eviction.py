@@ -45,7 +45,7 @@ def test_policies_by_hand(shards, policy, make, mesh):
         alike(one, sharded)
 
 
-@pytest.mark.parametrize("shards", few([2, 8], 0))
+@pytest.mark.parametrize("shards", few([2, 8]))
 def test_restrict_and_pins(shards, make, mesh):
     one, sharded = (filled(t).pin(np.array([3, 4])) for t in both(make, mesh, shards))
     for n, by in ((31, "version"), (20, "frequency"), (10**9, "version"), (0, "version")):

@@ -112,7 +112,7 @@ def test_a_table_in_one_place_exchanges_nothing(make):
     assert [flat[name] for name in names] == [0] * 5
 
 
-@pytest.mark.parametrize("check_vma", few([False, True], 1))
+@pytest.mark.parametrize("check_vma", few([False, True]))
 def test_groups_of_devices_may_take_different_numbers_of_rounds(make, mesh, check_vma):
     """One half of the devices asks for keys of one owner, the other for keys of all."""
     grid = mesh(data=2, model=4)

@@ -297,7 +297,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", few(KINDS, "admit"))
+@pytest.mark.parametrize("kind", few(KINDS))
 def test_kinds_of_tables(both, kind):
     rng = np.random.default_rng(1)
     batches = [rng.permutation(30)[:16] for _ in range(3)]
@@ -322,6 +322,7 @@ def test_rows_on_a_narrow_wire(make, mesh):
     np.testing.assert_array_equal(np.sort(table.export().values, 0), np.sort(rows, 0))
 
 
+@slow
 def test_no_array_of_the_batch_is_gathered_whole(mesh):
     """A step sends keys and rows to their owners, not the batch to everybody."""
     mesh = mesh(8)

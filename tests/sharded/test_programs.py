@@ -124,7 +124,7 @@ def test_shard_map(make, mesh, check, check_vma, explicit, set_mesh):
         check(train(jax.jit(mapped), table, split(mesh, "x"), whole(mesh)))
 
 
-@pytest.mark.parametrize("check_vma", few([False, True], 1))
+@pytest.mark.parametrize("check_vma", few([False, True]))
 def test_shard_map_that_closes_over_the_table(make, mesh, check, check_vma):
     mesh = mesh(4)
 
@@ -138,7 +138,7 @@ def test_shard_map_that_closes_over_the_table(make, mesh, check, check_vma):
     check(train(step, make(**OPTIONS, mesh=mesh), split(mesh, "x")))
 
 
-@pytest.mark.parametrize(("check_vma", "set_mesh"), few_rows(itertools.product(*[[False, True]] * 2), 1))
+@pytest.mark.parametrize(("check_vma", "set_mesh"), few_rows(itertools.product(*[[False, True]] * 2)))
 def test_value_and_grad_around_a_shard_map(make, mesh, check, check_vma, set_mesh):
     mesh = mesh(4)
 
@@ -308,7 +308,7 @@ def test_types_of_results(make, mesh):
     assert rows.sharding.spec == P("data", "model", None) and len(table) == 16
 
 
-@pytest.mark.parametrize("op", few(["lookup", "upsert", "apply"], "lookup"))
+@pytest.mark.parametrize("op", few(["lookup", "upsert", "apply"]))
 def test_wrong_contexts(op, make, mesh):
     table = make(**OPTIONS, mesh=mesh(4))
     keys, grads = kvjax.keys(np.arange(8)), kvjax.SparseRows(np.arange(8), jnp.ones((8, 4)))

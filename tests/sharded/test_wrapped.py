@@ -83,7 +83,7 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("name", few(WRAPPERS, 3))
+@pytest.mark.parametrize("name", few(WRAPPERS))
 def test_parameters_that_each_device_has_its_own_of(name, make, mesh):
     place, tx = mesh(4), WRAPPERS[name](partition(dense=optax.adam(0.1), tables=PLAIN))
 

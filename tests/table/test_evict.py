@@ -247,6 +247,7 @@ def test_bytes_are_those_of_rows_and_not_reserved(make):
     assert 300_000 * 16 <= table.stats().bytes["values"] <= 300_000 * 16 + 2**21
 
 
+@slow
 @pytest.mark.cpu_table
 def test_memory_is_given_back(make):
     table = make(64).upsert(np.arange(100_000), np.ones((100_000, 64)))
