@@ -28,6 +28,9 @@ BACKENDS = {
 
 ROOT = Path(__file__).parents[1]
 
+MOST_MEMORY = 3 << 30
+"""Bytes of a process with which it forgets its programs."""
+
 # The same examples in every run, so that only a change makes a test fail, and no minutes of shrinking when one does.
 # `--hypothesis-profile=search` tries others, and shrinks.
 _phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
@@ -172,9 +175,11 @@ def _drop_tables():
 
 @pytest.fixture(autouse=True, scope="module")
 def _drop_programs():
-    """Compiled programs are shared within a module, and their memory is given back after it."""
+    """Compiled programs are shared by modules, until they take much memory."""
     yield
-    jax.clear_caches()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        jax.clear_caches()
 
 
 @pytest.fixture

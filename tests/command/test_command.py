@@ -17,7 +17,7 @@ from kvjax._command.main import main
 from kvjax._command.plot import _growth
 from kvjax._command.prune import rules_of
 from tests.support.checkpoints import IDS, save
-from tests.support.marks import slow
+from tests.support.marks import few, slow
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -301,7 +301,7 @@ def test_letters_that_a_font_lacks_are_no_matter(make, run, tmp_path, recwarn):
     assert run("inspect", tmp_path / "a", "--plot", tmp_path / "p.png")[0] == 0 and not recwarn.list
 
 
-@pytest.mark.parametrize("command", [["inspect"], ["inspect", "--stats"], ["top", "--table", "t"]])
+@pytest.mark.parametrize("command", few([["inspect"], ["inspect", "--stats"], ["top", "--table", "t"]], 1))
 def test_damage_of_what_a_table_is(command, make, run, tmp_path):
     """Which these do not hold against its digest."""
     kvjax.checkpoint.save(tmp_path / "a", {"t": make(1)})

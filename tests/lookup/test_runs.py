@@ -186,6 +186,7 @@ def test_a_turn_has_the_shape_that_its_lookup_would_have_outside(table):
     assert grads.rows.ndim == 2
 
 
+@slow
 @pytest.mark.usefixtures("promotion")
 def test_training_equals_that_of_rows_that_were_looked_up_before(make):
     """Frequencies are those of all turns, and writes come after their reads."""
