@@ -265,6 +265,7 @@ def test_the_only_key_that_waits_may_be_0(tmp_path):
     kvjax.drop_table("t")
 
 
+@slow
 def test_halved_cells_are_not_taken_for_what_was_counted_since(tmp_path):
     admit = kvjax.admit.Sketch(60, halve_every=2)
     ones = lambda key, n: kvjax.SparseRows(np.full(n, key), jnp.ones((n, 1)))  # noqa: E731

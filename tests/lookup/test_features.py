@@ -54,7 +54,7 @@ def alone(feature):
     return rows if dtype is None else rows.astype(dtype)
 
 
-@settings(max_examples=examples(4, 40))
+@settings(max_examples=examples(2, 40))
 @given(st.lists(st.sampled_from(sorted(FORMS)), unique=True), st.booleans())
 def test_each_is_what_it_is_alone(forms, jit):
     """Values, and the gradient of the table, which is that of all of them together."""

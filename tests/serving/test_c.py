@@ -164,7 +164,7 @@ def test_why_a_file_is_refused(library, tmp_path):
         assert opened(library, tmp_path / name) == (None, f"frozen table {tmp_path / name}: {why}")
 
 
-@settings(max_examples=examples(3, 100))
+@settings(max_examples=examples(1, 100))
 @given(st.text(min_size=1, max_size=20), st.integers(0, 40), st.integers(0, 2**32))
 def test_names_are_no_description(library, tmp_path_factory, name, n, seed):
     """JSON is read by its structure: whatever a name says, it is a name."""

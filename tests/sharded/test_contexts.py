@@ -192,7 +192,7 @@ ON_MESH = {"nowhere": None, "whole": P(), "spread": P("x")}
 
 
 @pytest.mark.parametrize("compiled", few([True, False], 0))
-@pytest.mark.parametrize(("keys", "weights"), few_rows(itertools.product(ON_MESH, ["nowhere", "whole"]), 4))
+@pytest.mark.parametrize(("keys", "weights"), few_rows(itertools.product(ON_MESH, ["nowhere", "whole"])))
 def test_rows_go_with_parameters_on_a_mesh_with_explicit_axes(keys, weights, compiled, make, mesh):
     """Wherever the keys are, and without jax.set_mesh, a step is what it is for a table in one place."""
     tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adagrad(0.5))

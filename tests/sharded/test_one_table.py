@@ -14,7 +14,8 @@ from tests.support.marks import few, slow
 from tests.support.tables import AWKWARD, same_rows
 
 
-@pytest.mark.parametrize("shards", few([1, 2, 4, 8], 2))
+@slow  # tests/sharded/test_stateful.py asks the reference model, quickly
+@pytest.mark.parametrize("shards", [1, 2, 4, 8])
 def test_reads_and_writes_are_those_of_one_table(make, mesh, shards):
     rng = np.random.default_rng(shards)
     options = {"dim": 3, "initializer": kvjax.initializers.normal(0.1), "seed": 7}
@@ -72,11 +73,12 @@ def test_an_empty_batch_in_chunks_is_a_step(make, mesh, shards):
 @pytest.mark.parametrize(
     "tx", few([optax.sgd(0.1), optax.adagrad(0.1), optax.adam(0.01)], 0), ids=["sgd", "adagrad", "adam"]
 )
-def test_training_is_that_of_one_table(make, mesh, tx, promotion):
+@pytest.mark.parametrize("shards", few([1, 2, 4, 8], 2))
+def test_training_is_that_of_one_table(make, mesh, tx, shards, promotion):
     options = {"dim": 4, "initializer": kvjax.initializers.normal(0.1), "seed": 3}
-    tables = [make(**options), *(make(**options, mesh=mesh(n)) for n in (1, 2, 4, 8))]
-    states = [kvjax.optax.rowwise(tx).init(4)] * len(tables)
-    losses = [0.0] * len(tables)
+    tables = [make(**options), make(**options, mesh=mesh(shards))]
+    states = [kvjax.optax.rowwise(tx).init(4)] * 2
+    losses = [0.0] * 2
     rng = np.random.default_rng(0)
 
     def loss(table, keys):
@@ -95,8 +97,7 @@ def test_training_is_that_of_one_table(make, mesh, tx, promotion):
         for i, table in enumerate(tables):
             tables[i], states[i], losses[i] = jax.block_until_ready(step(table, states[i], keys))
         np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
-    for table in tables[1:]:
-        same_rows(tables[0].export(slots=True), table.export(slots=True))
+    same_rows(*(table.export(slots=True) for table in tables))
 
 
 def test_a_failure_of_one_shard_is_one_of_all_and_changes_nothing(make, mesh):

@@ -32,20 +32,26 @@ def table(make):
 def test_one_row_for_ever(table, x64):
     want = np.asarray(table.lookup(KEYS))
     np.testing.assert_allclose(want, expected(table, KEYS), rtol=1e-6, atol=1e-7)
-    lookup = jax.jit(lambda t, k: t.lookup(k))
-    np.testing.assert_array_equal(lookup(table, kvjax.keys(KEYS)), want)
     np.testing.assert_array_equal(table.lookup(KEYS[::-1]), want[::-1])
-    np.testing.assert_array_equal(table.lookup(KEYS[3]), want[3])
-    np.testing.assert_array_equal(table.lookup(KEYS[:400].reshape(4, 100)).reshape(400, DIM), want[:400])
-    np.testing.assert_array_equal(jax.vmap(table.lookup)(kvjax.keys(KEYS[:6].reshape(2, 3))).reshape(6, DIM), want[:6])
-    with jax.threefry_partitionable(False):
-        np.testing.assert_array_equal(table.lookup(KEYS), want)
     rows, table = table.lookup_or_insert(KEYS[::3])
     np.testing.assert_array_equal(rows, want[::3])
     np.testing.assert_array_equal(table.lookup(KEYS), want)
     table, _ = table.apply(optax.sgd(0.0), kvjax.SparseRows(KEYS[1:300], jnp.ones((299, DIM))))
     np.testing.assert_array_equal(table.lookup(KEYS), want)
     np.testing.assert_array_equal(table.upsert(KEYS, np.zeros((len(KEYS), DIM))).remove(KEYS).lookup(KEYS), want)
+
+
+@slow
+@wide_is_slow
+def test_one_row_in_every_form_of_call(table, x64):
+    want = np.asarray(table.lookup(KEYS))
+    lookup = jax.jit(lambda t, k: t.lookup(k))
+    np.testing.assert_array_equal(lookup(table, kvjax.keys(KEYS)), want)
+    np.testing.assert_array_equal(table.lookup(KEYS[3]), want[3])
+    np.testing.assert_array_equal(table.lookup(KEYS[:400].reshape(4, 100)).reshape(400, DIM), want[:400])
+    np.testing.assert_array_equal(jax.vmap(table.lookup)(kvjax.keys(KEYS[:6].reshape(2, 3))).reshape(6, DIM), want[:6])
+    with jax.threefry_partitionable(False):
+        np.testing.assert_array_equal(table.lookup(KEYS), want)
 
 
 def test_repeated_known_and_masked_keys_in_one_call(table):

@@ -114,7 +114,8 @@ def train(table, batches):
     return table
 
 
-@pytest.mark.parametrize("dtype", few(TYPES, 1))
+@slow
+@pytest.mark.parametrize("dtype", TYPES)
 def test_small_updates_are_not_lost(dtype, make):
     keys, grads = np.arange(64), jnp.full((64, 8), 1e-4)
     batches = [(keys, grads)] * 100
