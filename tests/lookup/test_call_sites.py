@@ -1,5 +1,7 @@
 """Gradients of losses that use a lookup's code more than once: call by call, and for many examples at once."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 
 import kvjax
 from kvjax._ops import call
-from tests.support.marks import few, slow
+from tests.support.marks import few, few_rows, slow
 from tests.support.tables import finished
 
 IDS = np.array([3, 17, 3, 0, 9, 17])
@@ -200,8 +202,10 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("loss", [recomputed, beside_another, beside_a_scan])
-@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+@pytest.mark.parametrize(
+    ("loss", "own"),
+    few_rows(itertools.product([recomputed, beside_another, beside_a_scan], OWN.values()), 0, 1, 2, 7, 11),
+)
 def test_sums_of_keys_come_to_nobody(make, loss, own):
     """Whatever is made of a gradient, its keys hang on the check that each lookup was used once."""
     grads = jax.jit(lambda t: own(kvjax.grad(lambda t: loss(t, kvjax.keys(MORE[:2])))(t)))

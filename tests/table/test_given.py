@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import kvjax
+from tests.support.marks import few
 
 LARGE = 1_700_000_000_000  # a time in milliseconds
 
@@ -63,7 +64,7 @@ BY_VALUE = {
 }
 
 
-@pytest.mark.parametrize("name", BY_VALUE)
+@pytest.mark.parametrize("name", few(BY_VALUE, "upsert", "keys", "mask", "gradient", "lengths"))
 def test_arrays_are_taken_as_they_are_at_the_call(name, make):
     """A loader fills its arrays anew, while the device is still at what it was given before."""
     run, given = BY_VALUE[name]
