@@ -1,5 +1,8 @@
 """Rows in an engine of the user's: the same table as in memory, whatever the engine does."""
 
+import signal
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,6 +113,27 @@ def test_rows_that_are_not_deleted_may_be_there_still(table, engine):
     assert len(table) == 1 and engine.columns()["values"] == {1, 2}
     table = table.remove(keys(3))  # which tries again first
     assert len(table) == 1 and engine.columns()["values"] == {1}
+
+
+@slow
+@pytest.mark.parametrize("call", ["get", "put"])
+def test_an_interrupt_of_the_engine_is_raised(table, engine, call, monkeypatch):
+    """Ctrl-C while the main thread is in the engine, where a step whose rows are not taken ends all the same."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored behind an &
+    table = trained(table, [1, 2])
+
+    def interrupted(*arguments):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, call, interrupted)
+    with warnings.catch_warnings(), pytest.raises(KeyboardInterrupt):
+        warnings.simplefilter("ignore")
+        try:
+            trained(table, [1, 3])
+        finally:
+            signal.signal(signal.SIGINT, before)
+    assert len(trained(table.refresh(), [1, 3])) == 3 and engine.columns()["values"] == {1, 2, 3}
 
 
 @slow

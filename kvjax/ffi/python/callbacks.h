@@ -92,14 +92,18 @@ inline std::string Describe(const nb::python_error& error) {
   return text;
 }
 
-/// What a Python function raises becomes the error of the operation that called it.
+/// What a Python function raises becomes the error of the operation that called it. That error is none where
+/// an operation ends all the same, and of another type. So an interrupt (Ctrl-C) that Python has handed to the
+/// function is made again: the main thread gets it once the operation is over.
 template <class Call>
 auto CallPython(std::string_view table, std::string_view op, std::string_view what, Call call) {
   const nb::gil_scoped_acquire gil;
   try {
     return call();
   } catch (nb::python_error& error) {
-    throw UserError(table, op, what, Describe(error));
+    const std::string said = Describe(error);  // which runs Python code, and that would get the interrupt
+    if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+    throw UserError(table, op, what, said);
   } catch (const std::bad_cast&) {
     throw UserError(table, op, what, "a result of another type");
   }
