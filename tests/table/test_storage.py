@@ -116,7 +116,7 @@ def test_a_folder_that_is_none_is_an_error(tmp_path):
         (tmp_path / "locked").mkdir(mode=0o500)
         cases["locked"] = "Permission denied"
     for folder, reason in cases.items():
-        with pytest.raises(ValueError, match=rf"table 't', get_table: .*{tmp_path / folder}': {reason}; make"):
+        with pytest.raises(ValueError, match=rf"table 't', storage: .*{tmp_path / folder}': {reason}; make"):
             kvjax.get_table("t", dim=2, storage=Mmap(tmp_path / folder))
         with pytest.raises(KeyError):
             kvjax.get_table("t")

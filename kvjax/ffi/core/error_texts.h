@@ -374,7 +374,7 @@ inline Error FileError(std::string_view table, std::string_view op, std::string_
 
 /// A folder in which no file of rows can be made.
 inline Error FolderError(std::string_view table, std::string_view folder, int error) {
-  return FileError(table, "get_table", "a folder to make a file in", folder, error,
+  return FileError(table, "storage", "a folder to make a file in", folder, error,
                    "make the folder writable, or give kvjax.storage.Mmap another one");
 }
 
