@@ -1,5 +1,6 @@
 """What storage takes and gives back: memory, huge pages, disk, and what happens at their ends."""
 
+import ctypes
 import os
 import resource
 import subprocess
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.cpu_table
 Host, Mmap = kvjax.storage.Host, kvjax.storage.Mmap
 
 SLAB = 2 << 20
+MADV_PAGEOUT = 21
 
 
 def disk_bytes(folder):
@@ -97,6 +99,52 @@ def test_huge_pages_come_where_they_help(make):
     once(Host(), 4096, lambda mib: mib >= 8)  # 16 MiB at once
     once(Host(), 32_768, lambda mib: mib >= 64)  # about 96; the system may be short of them
     once(Host(huge_pages=True), 4096, lambda mib: mib >= 8)
+
+
+def put_out(folder):
+    """Writes the pages of this process's files in the folder to the disk, and has none of them in memory."""
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            if os.readlink(fd).startswith(str(folder)):
+                os.fsync(int(fd.name))
+        except FileNotFoundError:
+            pass
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if str(folder) in line:
+            start, end = (int(address, 16) for address in line.split()[0].split("-"))
+            assert ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_PAGEOUT) == 0
+
+
+def waits(call):
+    """How often a call has waited for a page of a file."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    jax.block_until_ready(call())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
+
+
+@slow
+@pytest.mark.parametrize("call", ["lookup", "train", "save", "evict"])
+def test_pages_that_are_not_in_memory_are_asked_for_at_once(make, tmp_path, call):
+    """The first call waits for one page after the other, and the next ones do not."""
+    table = make(512, storage=Mmap(tmp_path))
+    keys = kvjax.keys(np.arange(4096))
+    grads = kvjax.SparseRows(keys, jax.numpy.ones((4096, 512)))
+    step = jax.jit(lambda table: table.apply(optax.adagrad(0.1), grads)[0])
+    calls = {
+        "lookup": lambda: table.refresh().lookup(keys),
+        "train": lambda: step(table.refresh()),
+        "save": lambda: kvjax.checkpoint.save(tmp_path / "saved", [table.refresh()], overwrite=True),
+        "evict": lambda: table.refresh().evict(kvjax.evict.MinNorm(0.0)).version,
+    }
+    jax.block_until_ready(step(table))
+    jax.block_until_ready(calls[call]())  # compiled
+    waited = []
+    for _ in range(3):
+        put_out(tmp_path)
+        waited.append(waits(calls[call]))
+    if waited[0] < 500:
+        pytest.skip("the folder is in memory, or others read its pages")
+    assert waited[1] < waited[0] / 4 and waited[2] < waited[0] / 4, waited
 
 
 # A table four times as large as what the process may take. RLIMIT_DATA counts what is private to the process, as

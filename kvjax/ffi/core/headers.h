@@ -13,6 +13,7 @@
 #include <memory>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/slab.h"
@@ -97,6 +98,10 @@ class Headers {
   void Shrink(size_t rows) noexcept {
     low_.Shrink(rows);
     high_.Shrink(rows);
+  }
+  void AddPages(uint32_t row, std::vector<uintptr_t>& pages) const {
+    low_.AddPages(row, pages);
+    if (wide()) high_.AddPages(row, pages);
   }
   [[gnu::always_inline]] void Prefetch(uint32_t row) const {
     __builtin_prefetch(low_.At(row));

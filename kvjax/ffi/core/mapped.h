@@ -69,6 +69,8 @@ class MappedSlabs final : public SlabAllocator {
     free_.find(bytes)->second.insert(live_.extract(piece));  // moves the node: nothing here allocates
   }
 
+  [[nodiscard]] ReadAhead* read_ahead() override { return &read_ahead_; }
+
  private:
   /// Slabs by address, with their offsets in the file.
   using Pieces = std::map<std::byte*, off_t>;
@@ -141,6 +143,7 @@ class MappedSlabs final : public SlabAllocator {
   const std::string table_;
   const OwnProcess process_;
   int file_ = -1;
+  ReadAhead read_ahead_;
   std::mutex mutex_;
   std::vector<std::pair<std::byte*, size_t>> windows_;
   std::byte* next_ = nullptr;  // of the last window, the part that has no pieces yet

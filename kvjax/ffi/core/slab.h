@@ -13,6 +13,7 @@
 #include "kvjax/ffi/core/copy.h"
 #include "kvjax/ffi/core/pages.h"
 #include "kvjax/ffi/core/portable.h"
+#include "kvjax/ffi/core/read_ahead.h"
 
 namespace kvjax {
 
@@ -28,6 +29,8 @@ class SlabAllocator {
   virtual void Free(std::byte* slab, size_t bytes) noexcept = 0;
   /// What slabs of `reserved` bytes take of memory, or disk, of which the first `used` have been written.
   [[nodiscard]] virtual size_t Taken(size_t /*used*/, size_t reserved) const { return reserved; }
+  /// Of slabs in a file, or nullptr.
+  [[nodiscard]] virtual ReadAhead* read_ahead() { return nullptr; }
 };
 
 /// Slabs in host memory. The system commits a page when it is first written, so a slab that is hardly used
@@ -141,6 +144,12 @@ class Plane {
     // a slab are seldom a power of two.
     const size_t slab = MulHigh(inverse_, uint64_t{row} + 1);
     return slabs_[slab] + (row - slab * per_slab_) * stride_;
+  }
+
+  /// Adds the pages of a record, see ReadAhead.
+  void AddPages(uint32_t row, std::vector<uintptr_t>& pages) const {
+    const auto start = reinterpret_cast<uintptr_t>(At(row));
+    for (uintptr_t page = start / kPage; page <= (start + stride_ - 1) / kPage; ++page) pages.push_back(page);
   }
 
   // See PrefetchRecord.

@@ -126,8 +126,14 @@ struct SnapshotView : Columns<BorrowedArray> {
 template <class Row, class Out, class Record>
 void CopyRows(const RowStore& store, std::span<const Row> rows, size_t row_bytes, Out& out, size_t at,
               Record record) {
-  constexpr size_t kAhead = 32;
+  constexpr size_t kAhead = 32, kAtOnce = 4096;
+  const unsigned value = row_bytes > 0 ? RowStore::kValue : 0, slot = out.slots.empty() ? 0 : RowStore::kSlot;
   for (size_t i = 0; i < rows.size(); ++i) {
+    if (i % kAtOnce == 0) {
+      store.ReadAheadOf(std::min(kAtOnce, rows.size() - i), value | slot | RowStore::kHeader, [&](size_t j) {
+        return record(i + j) == nullptr ? uint32_t{rows[i + j].row} : kNoRow;
+      });
+    }
     if (i + kAhead < rows.size()) {
       if (row_bytes > 0) store.PrefetchValue(rows[i + kAhead].row);
       store.PrefetchHeader(rows[i + kAhead].row);
@@ -192,6 +198,9 @@ inline void ScatterValues(const RowStore& store, std::span<const uint32_t> place
                           std::byte* to, const ParallelFor& parallel) {
   constexpr size_t kGrain = 1024;
   parallel(places.size(), kGrain, [&](size_t begin, size_t end) {
+    store.ReadAheadOf(end - begin, RowStore::kValue, [&](size_t i) {
+      return places[begin + i] == kNoRow ? kNoRow : static_cast<uint32_t>(begin + i);
+    });
     for (size_t row = begin; row < end; ++row) {
       if (places[row] == kNoRow) continue;
       StreamLines(to + places[row] * row_bytes, store.Value(static_cast<uint32_t>(row)), row_bytes);

@@ -86,6 +86,34 @@ class RowStore {
     for (const Plane* plane : {&values_, &slots_}) plane->Forget(rows);
   }
 
+  /// What rows consist of, by bits; those of RowsAway::Column first.
+  enum Part : uint8_t { kValue = 1, kSlot = 2, kHeader = 4 };
+  /// Before a call that uses parts of n rows, of which row_of(i) is the i-th or kNoRow. See ReadAhead.
+  template <class RowOf>
+  void ReadAheadOf(size_t n, unsigned parts, RowOf row_of) const {
+    ReadAhead* const ahead = allocator_->read_ahead();
+    if (ahead == nullptr || parts == 0) return;
+    if (layout_.empty()) parts &= ~unsigned{kSlot};
+    const auto sample = [&](size_t i) -> const std::byte* {
+      const uint32_t row = row_of(i);
+      if (row == kNoRow) return nullptr;
+      return (parts & kSlot) != 0 ? slots_.At(row) : values_.At(row);
+    };
+    if (!ahead->Worth(n, sample)) return;
+    try {
+      std::vector<uintptr_t> pages;
+      for (size_t i = 0; i < n; ++i) {
+        const uint32_t row = row_of(i);
+        if (row == kNoRow) continue;
+        if ((parts & kValue) != 0) values_.AddPages(row, pages);
+        if ((parts & kSlot) != 0) slots_.AddPages(row, pages);
+        if ((parts & kHeader) != 0) headers_.AddPages(row, pages);
+      }
+      ReadAhead::Ask(std::move(pages));
+    } catch (const std::bad_alloc&) {  // then the call waits for one page after the other
+    }
+  }
+
   // See PrefetchRecord.
   [[gnu::always_inline]] void PrefetchValue(uint32_t row) const { values_.Prefetch(row); }
   [[gnu::always_inline]] void PrefetchHeader(uint32_t row) const { headers_.Prefetch(row); }

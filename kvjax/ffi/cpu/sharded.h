@@ -8,7 +8,7 @@ namespace kvjax {
 inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
                            const float* rows, size_t senders, int32_t round, int32_t rounds,
                            InitialRows initial) {
-  const auto lock = Write(version, "apply", keys);
+  const auto lock = Write(version, "apply", keys, Column::kBoth);
   ReceiveBuffer& received = step_.received;
   if (round == 0) {
     Abandoned();

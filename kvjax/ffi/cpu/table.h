@@ -268,7 +268,7 @@ class Table {
                                                     Column columns = Column::kNone) const {
     Entered<VersionGate::ReadLock> entered{gate_.Read(spec_.name, op, version), {*this, false}};
     CheckWidth(op, keys);
-    Bring(keys, columns);
+    Bring(keys, columns, 0);
     return entered;
   }
   [[nodiscard]] Entered<VersionGate::WriteLock> Write(uint32_t version, std::string_view op, KeySpan keys,
@@ -276,12 +276,18 @@ class Table {
     Entered<VersionGate::WriteLock> entered{gate_.Write(spec_.name, op, version), {*this, true}};
     CheckWidth(op, keys);
     if (RowsAway* const away = in_.store.away()) away->Begin(in_.store);
-    Bring(keys, columns);
+    Bring(keys, columns, RowStore::kHeader);
     return entered;
   }
-  void Bring(KeySpan keys, Column columns) const {
+  /// Before a call: has columns of the rows of keys in memory, or on their way there. also: other parts of
+  /// rows that the call uses.
+  void Bring(KeySpan keys, Column columns, unsigned also) const {
     RowsAway* const away = in_.store.away();
-    if (away == nullptr || columns == Column::kNone) return;
+    if (columns == Column::kNone) return;
+    if (away == nullptr) {
+      return in_.store.ReadAheadOf(keys.n, columns | also,
+                                   [&](size_t i) { return in_.store.index().Find(keys.data[i]); });
+    }
     away->Bring(in_.store, {keys.data, keys.n}, columns);
     if (in_.admission.shares()) away->Bring(in_.store, {&spec_.admission.shared_key, 1}, columns);
   }
