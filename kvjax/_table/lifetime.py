@@ -131,11 +131,11 @@ def replace(spec: TableSpec, op: str, version: int, staged: Any) -> None:
 
 
 def _check_folder(spec: TableSpec, op: str) -> None:
-    """Whether there is the folder of a table that is to be in a file."""
-    if isinstance(spec.storage, Mmap) and not os.path.exists(spec.storage.path):
+    """Whether there is the folder of a table that is to be in a file. What else is wrong with it the C++ side says."""
+    if isinstance(spec.storage, Mmap) and not os.path.isdir(path := spec.storage.path):
+        reason = os.strerror(errno.ENOTDIR if os.path.exists(path) else errno.ENOENT)
         raise fail(
-            ValueError, spec.name, op, "a folder to make a file in",
-            f"{spec.storage.path!r}: {os.strerror(errno.ENOENT)}",
+            ValueError, spec.name, op, "a folder to make a file in", f"{path!r}: {reason}",
             "make the folder first, or give kvjax.storage.Mmap another one",
         )  # fmt: skip
 

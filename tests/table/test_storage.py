@@ -111,12 +111,12 @@ def test_any_name_has_a_file(name, tmp_path):
 @pytest.mark.cpu_table
 def test_a_folder_that_is_none_is_an_error(tmp_path):
     (tmp_path / "file").touch()
-    cases = {"no/such": "No such file or directory", "file": "Not a directory"}
+    cases = {"no/such": ("get_table", "No such file or directory"), "file": ("get_table", "Not a directory")}
     if os.geteuid() != 0:  # root may write anywhere
         (tmp_path / "locked").mkdir(mode=0o500)
-        cases["locked"] = "Permission denied"
-    for folder, reason in cases.items():
-        with pytest.raises(ValueError, match=rf"table 't', storage: .*{tmp_path / folder}': {reason}; make"):
+        cases["locked"] = ("storage", "Permission denied")
+    for folder, (op, reason) in cases.items():
+        with pytest.raises(ValueError, match=rf"table 't', {op}: .*{tmp_path / folder}': {reason}; make"):
             kvjax.get_table("t", dim=2, storage=Mmap(tmp_path / folder))
         with pytest.raises(KeyError):
             kvjax.get_table("t")
