@@ -83,8 +83,8 @@ class Mmap:
     space is reserved as the table grows, so if the disk is full, the write that needs space is an error and leaves the
     table as it was. A table in a file is as fast as one in memory as long as the rows in use fit into memory. A row
     that is not in memory costs a page of 4 KiB to read, and one more for its slots; once calls meet such rows, they ask
-    the disk for all their pages at once. Saves and moves copy a few rows at a time, unless they prune. `Table.export`, and what is written from the table without a
-    checkpoint (`kvjax.serving`), copy all rows into memory.
+    the disk for all their pages at once. Saves and moves copy a few rows at a time, unless they prune. `Table.export`,
+    and what is written from the table without a checkpoint (`kvjax.serving`), copy all rows into memory.
 
     The file is not a checkpoint: it has no name and is gone when the process ends, however it ends. To keep the rows,
     save a checkpoint (`kvjax.checkpoint`, `kvjax.orbax`).
