@@ -99,10 +99,12 @@ class Exchange:
         self.routed = routing.route(spec, shards, self.sizes.capacity, keys, mask, to, here)
         # Where routing has failed, its results mean nothing, and nothing is sent.
         self._lengths = jnp.where(self.routed.status == 0, jnp.diff(self.routed.starts), 0)
+        longest, capacity = jnp.max(self._lengths), max(self.sizes.capacity, 1)
+        self._rounds = jnp.maximum(1, jax.lax.div(longest + jnp.int32(capacity - 1), jnp.int32(capacity)))
 
     def send(self, r: Any, rows: jax.Array) -> jax.Array:
         """What round r takes of rows ``(n, ...)``, those of the piece: ``(senders, capacity, ...)`` received."""
-        return self._move(rows.at[self.routed.order.at[self._in_round(r)].get(mode="clip")].get(mode="clip"))
+        return self._move(_taken(rows, _taken(self.routed.order, self._in_round(r))))
 
     def send_keys(self, r: Any, columns: jax.Array) -> Received:
         """The same of columns ``(n, ...)`` uint32, of which the first two are `routed.words`.
@@ -112,10 +114,10 @@ class Exchange:
         """
         capacity = jnp.int32(max(self.sizes.capacity, 1))
         left = jnp.clip(self._lengths - jnp.int32(r) * capacity, 0, capacity)
-        rounds = jnp.broadcast_to(jnp.maximum(1, -(-jnp.max(self._lengths) // capacity)), left.shape)
+        rounds = jnp.broadcast_to(self._rounds, left.shape)
         line = jnp.stack([left, rounds], axis=-1).astype(jnp.uint32)[:, None]
         line = jnp.pad(line, ((0, 0), (0, 0), (0, columns.shape[1] - 2)))
-        keys = columns.at[self._in_round(r)].get(mode="clip")
+        keys = _taken(columns, self._in_round(r))
         came = self._move(jnp.concatenate([line, keys], axis=1))
         valid, needed = came[:, 0, 0].astype(jnp.int32), came[:, 0, 1].astype(jnp.int32)
         positions = jnp.arange(self.sizes.capacity, dtype=jnp.int32)
@@ -124,7 +126,7 @@ class Exchange:
     def back(self, r: Any, answers: jax.Array, old: jax.Array | None) -> jax.Array:
         """Answers ``(shards, capacity, ...)`` of round r to the keys of the piece; `old` are those of rounds before."""
         came = swap(self.placement, answers).reshape(-1, *answers.shape[2:])
-        mine = jnp.take(came, self.routed.position, axis=0, mode="clip")
+        mine = _taken(came, self.routed.position)
         now = (self.routed.round == r).reshape(-1, *[1] * (mine.ndim - 1))
         return jnp.where(now, mine, jnp.zeros((), mine.dtype) if old is None else old)
 
@@ -158,6 +160,11 @@ class Exchange:
         if self.placement.replicated:
             return jax.lax.all_gather(x, self.placement.axes, axis=0, tiled=True)
         return swap(self.placement, x)
+
+
+def _taken(rows: jax.Array, places: jax.Array) -> jax.Array:
+    """Rows ``(..., ...)`` at places ``(...)`` of int32; the last one for what is behind it."""
+    return rows.at[places].get(mode="clip", wrap_negative_indices=False)
 
 
 def ask(
