@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from kvjax._formats.source import row_bytes
 from kvjax._keys.keys import Keys
@@ -147,9 +149,7 @@ class CaughtUpView:
         # By another transform no row can catch up.
         until = jnp.where(is_of(state.made_by, self.rowwise.signature), state.steps, np.int32(-1))
         slots = _read_slots(spec, version, keys, types, until)
-        now = caught_up_row(self.rowwise, spec.dim)
-        for _ in keys.shape:
-            now = jax.vmap(now, in_axes=(0, 0, None))
+        now = _caught_up_rows(self.rowwise, spec.dim, keys.ndim, isinstance(stored, Tracer))
 
         def run(stored: jax.Array, slots: list[jax.Array], globals_: tuple[jax.Array, ...]) -> tuple[Any, Any]:
             return now(stored.astype(jnp.float32), slots, globals_), ()
@@ -186,6 +186,15 @@ class CaughtUpView:
         kept = {"slots": new, "has_slots": np.ones(n, bool)} if slots else {"slots": {}}
         types = layout.type_texts if slots else {}
         return dataclasses.replace(stored, rows=dataclasses.replace(rows, values=values, **kept), slot_types=types)
+
+
+@functools.lru_cache(maxsize=64)
+def _caught_up_rows(rowwise: CatchUp, dim: int, ndim: int, traced: bool) -> Callable[..., Any]:
+    """`caught_up_row` of rows ``(..., dim)``, which in a program is traced once for all tables with such rows."""
+    now = caught_up_row(rowwise, dim)
+    for _ in range(ndim):
+        now = jax.vmap(now, in_axes=(0, 0, None))
+    return jax.jit(now) if traced else now
 
 
 def _word_of(name: str, types: Mapping[str, jax.ShapeDtypeStruct]) -> int:

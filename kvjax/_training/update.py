@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 from jax.extend import core as jex
 
 from kvjax._ops.as_value import without_derivative
@@ -190,11 +191,18 @@ def _lowered(
     name: str, rows: _Rows, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool
 ) -> Lowered | NotLowered:
     """The program of a table; or what in it no instruction can do."""
-    alone = not state and not extra
-    with computed_now() if alone else contextlib.nullcontext():
-        made = _made_alone(rows, rowwise, facts, x64_enabled()) if alone else _made(rows, rowwise, state, extra, facts)
-        if isinstance(made, NotLowered):
-            return made
+    of = rows, rowwise, facts, x64_enabled()
+    if extra or not all(isinstance(x, Tracer) for x in state):  # what is known may be part of the program
+        made = _made(rows, rowwise, state, extra, facts)
+    elif state:
+        made = _made_once(*of, tuple(map(_type_of, state)), jax.sharding.get_abstract_mesh())
+        made = made if isinstance(made, NotLowered) else made.of(state)
+    else:
+        with computed_now():
+            made = _made_alone(*of)
+    if isinstance(made, NotLowered):
+        return made
+    with contextlib.nullcontext() if state or extra else computed_now():
         return Lowered(made.encoded.run(functools.partial(without_derivative, name, "apply")), made.globals_)
 
 
@@ -202,6 +210,46 @@ def _lowered(
 def _made_alone(rows: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> _Made | NotLowered:
     """Of a transform without globals, which is the same in all calls, and for all tables with such rows."""
     return _made(rows, rowwise, (), {}, facts)
+
+
+class _MadeOnce(NamedTuple):
+    """The update of all tables with such rows, whose globals are not known.
+
+    Attributes:
+      encoded: None in the place of what follows from globals.
+      computed: globals to what follows from them: values, rows of constants, and the next globals.
+    """
+
+    encoded: Encoded
+    computed: jex.ClosedJaxpr
+
+    def of(self, state: tuple[jax.Array, ...]) -> _Made:
+        made = iter(jex.jaxpr_as_fun(self.computed)(*state))
+        values, rows = ([next(made) if x is None else x for x in some] for some in self.encoded[1:])
+        return _Made(Encoded(self.encoded.program, values, rows), tuple(made))
+
+
+@functools.lru_cache(maxsize=256)
+def _made_once(
+    rows: _Rows, rowwise: Rowwise, facts: bool, x64: bool, types: tuple[jax.ShapeDtypeStruct, ...], mesh: Any
+) -> _MadeOnce | NotLowered:
+    """mesh: of the program around, on which values in jaxprs are."""
+    encoded: Any = None
+
+    def computed(*state: jax.Array) -> Any:
+        nonlocal encoded
+        made = _made(rows, rowwise, state, {}, facts)
+        if isinstance(made, NotLowered):
+            raise made
+        program, *operands = made.encoded
+        encoded = Encoded(program, *([None if isinstance(x, Tracer) else x for x in some] for some in operands))
+        return [x for some in operands for x in some if isinstance(x, Tracer)], made.globals_
+
+    try:
+        closed = jax.make_jaxpr(computed)(*types)
+    except NotLowered as error:
+        return error
+    return _MadeOnce(encoded, closed)
 
 
 def _made(

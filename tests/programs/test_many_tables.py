@@ -1,5 +1,8 @@
 """Row programs of many tables: what they share, and what their traces cost."""
 
+import collections
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,3 +52,38 @@ def test_traces_of_tables_are_not_compared_with_each_other(constraint, make, mon
 
     step.trace(params, tx.init(params), kvjax.keys([1, 2]))
     assert not any(compared)
+
+
+def test_more_tables_trace_no_more_of_a_transform(make):
+    """Neither its update, with a schedule, nor how rows catch up before it."""
+
+    def traced(tables):
+        calls = collections.Counter()
+
+        def rate(count):
+            calls["rate"] += 1
+            return 0.1 / (1 + count)
+
+        def catch_up(state, row):
+            calls["row"] += 1
+            return made.catch_up(state, row)
+
+        made = kvjax.optax.catch_up(optax.sgd(rate))
+        rows = dataclasses.replace(made, catch_up=catch_up)
+        tx = kvjax.optax.partition(optax.sgd(0.1), rows)
+
+        @jax.jit
+        def step(params, state, keys):
+            def loss(params):
+                return sum(jnp.sum(table.lookup(keys)) for table in params)
+
+            grads = kvjax.grad(loss)(kvjax.optax.caught_up(params, state, rows))
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        params = [make(dim=2) for _ in range(tables)]
+        state, _ = tx.init(params), calls.clear()
+        step.trace(params, state, kvjax.keys([1, 2]))
+        return calls
+
+    assert traced(3) == traced(1)
