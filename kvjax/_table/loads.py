@@ -55,14 +55,18 @@ class Loading:
     admission: dict[str, np.ndarray]
 
 
-def of_frozen(table: Handle, op: str) -> Loading | None:
-    """The contents of a table in one place, of which a piece is copied at a time; None where it takes a whole copy.
+def of_frozen(table: Handle, spec: TableSpec, op: str) -> Loading | None:
+    """The contents of a table, of which a piece is copied at a time; None where it takes a whole copy: of a table over
+    several processes or on a device, and for one over a mesh, whose shards must know first how many rows they get.
 
     Args:
       table: the live handle, or a following one.
+      spec: of the table that is to have them.
       op: for errors.
     """
-    if table.spec.placement is not None or is_device(table.spec.storage.backend):
+    old = table.spec.placement
+    whole = spec.placement is not None or (old is not None and old.num_processes > 1)
+    if whole or is_device(table.spec.storage.backend):
         return None
     frozen = of_newest(table, functools.partial(freeze_rows, op=op))
     if frozen is None:

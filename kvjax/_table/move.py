@@ -73,7 +73,7 @@ def prepare_move(
         live_version(old)  # waits for all that has been started, and not only for what this handle needs
         version = version_on_host(table, op)
         own = old.originals if once else old.kept
-        mine = loads.of_frozen(table, op) if rows is None and bring is None else None
+        mine = loads.of_frozen(table, spec, op) if rows is None and bring is None else None
         if rows is None and mine is None:
             mine = contents.snapshot(old, op, version, True, own)
         return version, may_be_behind(table), mine

@@ -113,7 +113,7 @@ class Moves(Whole):
                 mend = "give another name, or kvjax.drop_table(name) first"
                 raise fail(ValueError, self.name, "copy", "a name that no table has", repr(name), mend)
             check_backend(spec, "copy")
-            return of_frozen(self, "copy") or copied(self, "copy")
+            return of_frozen(self, spec, "copy") or copied(self, "copy")
 
         rows = together(self.spec.placement, self.name, "copy", begin, {"name": name})
         try:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvjax
-from tests.support.marks import few_rows, slow
+from tests.support.marks import few, few_rows, slow
 from tests.support.tables import KEYS, by_low_bits, same_rows, same_tables, trained
 
 ROUTES = [
@@ -45,6 +45,20 @@ def test_counts_of_admission_move_too(admit, there, make, places):
     assert any(array.any() for array in one.snapshot().admission.values())
     same_tables(one, table)
     same_tables(trained(one, 3, seed=1), trained(table, 3, seed=1))
+
+
+@pytest.mark.cpu_table
+@pytest.mark.parametrize("options", few([{}, {"replicated": True}], 1))
+def test_rows_go_to_one_place_a_piece_at_a_time(options, make, mesh, monkeypatch):
+    """A copy of all of them on the way would be a third table."""
+    monkeypatch.setattr("kvjax._formats.source.PIECE_BYTES", 1 << 16)
+    keys = np.arange(5_000)
+    table = make(16, mesh=mesh(4), **options).upsert(keys, np.ones((5_000, 16), np.float32)).pin(keys[::9])
+    want = table.export(slots=True)
+    with monkeypatch.context() as patched:
+        patched.setattr("kvjax._table.contents.snapshot", pytest.fail)  # which would be all of them
+        moved = kvjax.reshard(table, None)
+    same_rows(moved.export(slots=True), want)
 
 
 @pytest.mark.cpu_table  # has limits over a mesh
