@@ -248,7 +248,7 @@ def _made_once(
     try:
         closed = jax.make_jaxpr(computed)(*types)
     except NotLowered as error:
-        return error
+        return error.with_traceback(None)  # whose frames have arrays of the trace
     return _MadeOnce(encoded, closed)
 
 
@@ -260,7 +260,7 @@ def _made(
         initial, update = _traced(rows.dim, rows.constraint, rowwise, globals_, extra, facts)
         return _Trace(rows, rowwise.layout(rows.dim)).made(initial, update, state)
     except NotLowered as error:
-        return error
+        return error.with_traceback(None)  # whose frames have arrays of the trace
 
 
 class _Trace:
