@@ -113,14 +113,14 @@ class RowsAway {
     for (const Column column : {kValues, kSlots}) {
       if ((columns & column) == 0) continue;
       std::vector<KeyRow> rows, first;
-      for (const uint64_t key : keys) {
-        const uint32_t row = store.index().Find(key);
-        if (row == kNoRow || here(row, column)) continue;
-        if (here_[row] == kNone) first.push_back({key, row});
-        here_[row] |= column;  // so that no row comes twice
-        rows.push_back({key, row});
-      }
       try {
+        for (const uint64_t key : keys) {
+          const uint32_t row = store.index().Find(key);
+          if (row == kNoRow || here(row, column)) continue;
+          if (here_[row] == kNone) first.push_back({key, row});
+          rows.push_back({key, row});
+          here_[row] |= column;  // so that no row comes twice
+        }
         Grow(entries_, first.size() + promised_);  // a commit that is planned takes no memory
         Read(store, column, rows, [&](const KeyRow& r, const std::byte* record) {
           std::memcpy(store.Record(r.row, column == kSlots), record, Width(store, column));

@@ -1,0 +1,110 @@
+// Rows that live in an engine: a call that brings some fails at each of its allocations once, and at the
+// engine, and none of them is then taken for one that is in memory.
+#include "kvjax/ffi/core/away.h"
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <stdexcept>
+#include <vector>
+
+#include "kvjax/ffi/core/store.h"
+#include "tests/cpp/support/check.h"
+#include "tests/cpp/support/faults.h"
+
+namespace core_away {
+
+using kvjax::RowsAway;
+using Keys = std::vector<uint64_t>;
+
+/// A store whose rows, the squares of their keys, an engine has.
+struct Away {
+  explicit Away(const Keys& keys) : store(std::make_shared<kvjax::AddressSpace>(), sizeof(uint64_t)) {
+    kvjax::Engine engine{
+        .get =
+            [this](std::string_view, kvjax::Engine::Keys wanted, size_t width, std::byte* out) {
+              if (refuses) throw std::runtime_error("not now");
+              for (size_t i = 0; i < wanted.size(); ++i)
+                std::memcpy(out + i * width, &engine_rows.at(wanted[i]), width);
+            },
+        .put =
+            [this](std::string_view, kvjax::Engine::Keys given, size_t width, const std::byte* in) {
+              for (size_t i = 0; i < given.size(); ++i)
+                std::memcpy(&engine_rows[given[i]], in + i * width, width);
+            },
+        .remove = [](kvjax::Engine::Keys) {}};
+    store.SetAway(
+        std::make_unique<RowsAway>(std::make_shared<const kvjax::Engine>(engine), sizeof(uint64_t), 1));
+    store.Reserve(keys.size());
+    for (const uint64_t key : keys) {
+      const uint64_t square = key * key;
+      std::memcpy(store.Value(store.Insert(key)), &square, sizeof(square));
+    }
+    End(2);
+  }
+  void End(uint32_t version) { store.away()->End(store, version, /*planning=*/false, /*writes=*/true); }
+
+  /// How many of them are in memory, of which all must be theirs.
+  size_t Here(const Keys& keys) {
+    size_t here = 0;
+    for (const uint64_t key : keys) {
+      const uint32_t row = store.index().Find(key);
+      if (!store.away()->here(row, RowsAway::kValues)) continue;
+      ++here;
+      uint64_t value = 0;
+      std::memcpy(&value, store.Value(row), sizeof(value));
+      CHECK_EQ(value, key * key);
+    }
+    return here;
+  }
+
+  bool refuses = false;
+  std::map<uint64_t, uint64_t> engine_rows;
+  kvjax::RowStore store;
+};
+
+TEST(ARowThatCouldNotBeBroughtIsStillAway) {
+  Keys keys(40);
+  std::iota(keys.begin(), keys.end(), 3);
+  Away rows(keys);
+  CHECK_EQ(rows.Here(keys), 0u);
+  size_t failed = 0;
+  for (bool done = false; !done; ++failed) {
+    faults = {.armed = true, .fail_at = static_cast<int>(failed) + 1};
+    try {
+      rows.store.away()->Bring(rows.store, keys, RowsAway::kBoth);
+      done = true;
+    } catch (const std::bad_alloc&) {
+      faults.armed = false;
+      (void)rows.Here(keys);
+      rows.End(2);
+      CHECK_EQ(rows.Here(keys), 0u);
+    }
+    faults.armed = false;
+  }
+  CHECK(failed > 8);
+  CHECK_EQ(rows.Here(keys), keys.size());
+  rows.End(2);
+  CHECK_EQ(rows.Here(keys), 0u);
+}
+
+TEST(ARowThatTheEngineDoesNotGiveIsStillAway) {
+  const Keys keys = {5, 6, 7};
+  Away rows(keys);
+  rows.refuses = true;
+  bool thrown = false;
+  try {
+    rows.store.away()->Bring(rows.store, keys, RowsAway::kValues);
+  } catch (const std::runtime_error&) {
+    thrown = true;
+  }
+  CHECK(thrown);
+  CHECK_EQ(rows.Here(keys), 0u);
+  rows.refuses = false;
+  rows.store.away()->Bring(rows.store, keys, RowsAway::kValues);
+  CHECK_EQ(rows.Here(keys), keys.size());
+}
+
+}  // namespace core_away
