@@ -40,16 +40,17 @@ inline Error Caught(std::string_view table, std::string_view op) {
 class Failures {
  public:
   static Failures& Get() {
-    static auto* failures = new Failures();
+    // Not from the heap, which may have nothing left when the first one fails; and never destroyed.
+    alignas(Failures) static std::byte memory[sizeof(Failures)];
+    static auto* const failures = new (memory) Failures();
     return *failures;
   }
   /// The number of a failure that a program finds by itself: rows are ahead of their optimizer's state.
   static constexpr uint32_t kAhead = UINT32_MAX;
-  /// That of one for which there was not even memory to say it.
-  static constexpr uint32_t kSpeechless = kAhead - 1;
 
-  /// A number above 0 for the failure, and below these two.
-  uint32_t Keep(Error error) {
+  /// A number above 0 for the failure, and below that. Without an error it is one for which there was not
+  /// even memory to say it. Takes none.
+  uint32_t Keep(std::optional<Error> error) {
     const std::lock_guard lock(mutex_);
     next_ = next_ == kLast ? 1 : next_ + 1;
     const uint32_t number = next_ | process_ << 20;
@@ -121,12 +122,17 @@ class Failures {
   }
 
  private:
-  static constexpr uint32_t kKept = 1024, kLast = (1u << 20) - 3;
+  static constexpr uint32_t kKept = 1024, kLast = (1u << 20) - 2;
+
+  struct Kept {
+    uint32_t number = 0;
+    std::optional<Error> error;
+  };
 
   std::optional<Error> FindKept(uint32_t number) {
-    if (number == kSpeechless) return SpeechlessError();
-    const auto& kept = kept_[number % kKept];
-    return kept && kept->first == number ? std::optional(kept->second) : std::nullopt;
+    const Kept& kept = kept_[number % kKept];
+    if (number == 0 || kept.number != number) return std::nullopt;
+    return kept.error ? kept.error : SpeechlessError();
   }
   std::vector<Left>::iterator FindLeft(uint32_t number) {
     return std::find_if(left_.begin(), left_.end(), [&](const Left& left) { return left.number == number; });
@@ -135,7 +141,7 @@ class Failures {
   std::mutex mutex_;
   // Not from 1, so that a number in a checkpoint is not soon that of a failure of another run.
   uint32_t next_ = static_cast<uint32_t>(Secret() % kLast), process_ = 0;
-  std::array<std::optional<std::pair<uint32_t, Error>>, kKept> kept_{};
+  std::array<Kept, kKept> kept_{};
   std::vector<Left> left_;
   uint32_t asked_[kKept] = {};  // nvcc does not read the size of a second std::array
 };
@@ -156,7 +162,7 @@ std::optional<Error> Attempt(std::string_view table, std::string_view op, bool s
       number = Failures::Get().Keep(std::move(error));
     } catch (const std::bad_alloc&) {
       if (!sharded) throw;
-      number = Failures::kSpeechless;
+      number = Failures::Get().Keep({});
     }
   }
   try {

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "tests/cpp/support/check.h"
+#include "tests/cpp/support/faults.h"
 
 namespace core_failures {
 
@@ -44,6 +45,24 @@ TEST(WhereNoStatusCanBePutTheCallFails) {
     CHECK(memory.has_value() && memory->code() == ErrorCode::kResourceExhausted);
     const auto other = Attempt("t", "lookup", sharded, odd, fine);
     CHECK(other.has_value() && other->code() == ErrorCode::kInternal);
+  }
+}
+
+TEST(FailuresWithoutMemoryForAWordAreToldOneByOne) {
+  auto& failures = kvjax::Failures::Get();
+  for (int i = 0; i < 2; ++i) {
+    uint32_t status = 0;
+    faults = {.armed = true, .for_good = true, .fail_at = 1};
+    const auto error = Attempt(
+        "t", "apply", true, [&](uint32_t number) { status = number; }, [] { throw std::bad_alloc(); });
+    faults.armed = false;
+    CHECK(!error.has_value() && status != 0);
+    failures.Leave(status, "t");
+    CHECK(failures.RefusesAnother(status));
+    CHECK_EQ(failures.left().size(), 1u);
+    const auto told = failures.Ask(status);
+    CHECK(told.has_value() && told->code() == ErrorCode::kResourceExhausted);
+    CHECK(!failures.Ask(status).has_value() && !failures.RefusesAnother(status));
   }
 }
 
