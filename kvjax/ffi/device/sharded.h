@@ -144,7 +144,7 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
                 .next = o.next},
                gradients, o.used_step);
   }
-  slots.undo = false;
+  if (slots.undo) slots.undo = Fetch(q, control_.data()).open == 0;
 }
 
 /// Reads the rows of the step, of which chunks are to come back.

@@ -5,6 +5,7 @@
 #include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/core/groups.h"
 #include "kvjax/ffi/device/refusals.h"
+#include "kvjax/ffi/device/sharded.h"
 #include "kvjax/ffi/device/table.h"
 #include "kvjax/ffi/device/tiers.h"
 
@@ -271,6 +272,7 @@ uint32_t DeviceTable<Q>::CommitLoad(Loaded loaded) {
   const Entered entered(*this, q, "load");
   const Control live = Fetch(q, control_.data());
   Expect("load", loaded.version, live);
+  Abandoned(q);
   std::swap(contents_, loaded.contents);
   std::swap(admission_, loaded.admission);
   Control control = loaded.control;

@@ -256,6 +256,49 @@ TEST(AStepThatIsAbandonedLeavesNothing) {
   both.Compare();
 }
 
+/// A step that brings slots, planned and then opened, so that its chunks may come.
+struct OpenStep {
+  explicit OpenStep(Shards& both) : both(both), version(both.gpu.handle) {
+    data::Stream stream(5);
+    both.Deliver(stream, 60);
+    both.Plan(-1, device::Momentum(kDim));
+    Commit();
+  }
+  void Commit() { both.gpu.CommitStep(both.gpu.q, {&version, &next, &active, &used}); }
+
+  Shards& both;
+  const uint32_t version;
+  uint32_t next = 0;
+  int64_t used = 0;
+  int32_t active = 0;
+};
+
+TEST(ALoadEndsAStepThatWouldBringSlots) {
+  const auto layout = device::Momentum(kDim);
+  data::Stream stream(6);
+  Shards trained(Spec()), both(Spec());
+  trained.Deliver(stream, 60);
+  trained.Plan(-1, layout);
+  trained.Commit(layout, 60);
+  const kvjax::Snapshot saved = trained.cpu.Copy();
+  OpenStep step(both);
+  both.cpu.Restore(data::View(saved)), both.gpu.Restore(data::View(saved));
+  CHECK_THROWS(kFailedPrecondition, step.Commit());
+  both.gpu.q.Wait();
+  CHECK(data::Same(both.gpu.Export(both.gpu.handle, true, "export", /*raises=*/false), both.cpu.Copy()));
+}
+
+TEST(AStepThatIsRefusedBringsNoSlots) {
+  Shards both(Spec());
+  OpenStep step(both);
+  both.cpu.Remove(both.cpu.version(), data::Span(Keys{1})), both.gpu.Drop({1});
+  step.Commit();
+  both.gpu.q.Wait();
+  CHECK(both.gpu.Layout().empty());
+  CHECK_THROWS(kFailedPrecondition, both.gpu.Raise());
+  both.Compare();
+}
+
 TEST(WritesMakeRoomForTheKeysOfTheShardAlone) {
   Later::lag = 40;
   Shards both(Spec());
