@@ -78,8 +78,8 @@ class Touched {
 
   /// All rows may be others.
   void Lose() noexcept {
-    lost_ = epoch_;
-    if (!wanted()) keys_.Clear();
+    lost_ = epoch_;  // no cursor is beyond it
+    keys_.Clear();
   }
 
   /// The counts of all keys that wait may be others.

@@ -19,7 +19,6 @@ enum class Refusal : uint32_t {
   kCanary,
   kMerged,
   kInitial,
-  kChunk,
   kUses,
   kLength,
   kLengths,

@@ -48,10 +48,10 @@ struct RefusalWords {
       throw FullError(table, op, spec.max_capacity, got, want);
     case Refusal::kUnplanned:
       throw NotPlannedError(table);
-    case Refusal::kChunk:
-    default:
-      throw ChunkError(table);
+    case Refusal::kNone:
+      break;
   }
+  throw UnexpectedError(op, "a refusal that does not say why");
 }
 
 /// Once each: the device reports no other before the next call has told it that this one has been raised.

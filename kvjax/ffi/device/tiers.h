@@ -103,9 +103,6 @@ KVJAX_HD void SwapPieces(const Tile& tile, std::byte* a, std::byte* b, size_t by
 }
 template <class Tile>
 KVJAX_HD void SwapRecords(const Tile& tile, PlaneView plane, uint32_t a, uint32_t b) {
-  struct alignas(16) Sixteen {
-    uint64_t words[2];
-  };
   if (plane.stride == 0) return;
   std::byte *const x = plane.At(a), *const y = plane.At(b);
   if (plane.stride % 16 == 0) {
