@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -192,24 +192,38 @@ def _lowered(
 ) -> Lowered | NotLowered:
     """The program of a table; or what in it no instruction can do."""
     of = rows, rowwise, facts, x64_enabled()
-    if extra or not all(isinstance(x, Tracer) for x in state):  # what is known may be part of the program
-        made = _made(rows, rowwise, state, extra, facts)
-    elif state:
-        made = _made_once(*of, tuple(map(_type_of, state)), jax.sharding.get_abstract_mesh())
-        made = made if isinstance(made, NotLowered) else made.of(state)
-    else:
-        with computed_now():
-            made = _made_alone(*of)
+    with contextlib.suppress(_OfTrace):
+        if not state and not extra:
+            with computed_now():
+                return _given(name, _made_alone(*of))
+        if not extra and all(isinstance(x, Tracer) for x in state):  # what is known may be part of the program
+            once = _made_once(*of, tuple(map(_type_of, state)), jax.sharding.get_abstract_mesh())
+            return _given(name, once if isinstance(once, NotLowered) else once.of(state))
+    return _given(name, _made(rows, rowwise, state, extra, facts))
+
+
+def _given(name: str, made: _Made | NotLowered) -> Lowered | NotLowered:
     if isinstance(made, NotLowered):
         return made
-    with contextlib.nullcontext() if state or extra else computed_now():
-        return Lowered(made.encoded.run(functools.partial(without_derivative, name, "apply")), made.globals_)
+    return Lowered(made.encoded.run(functools.partial(without_derivative, name, "apply")), made.globals_)
+
+
+class _OfTrace(Exception):
+    """A transform reads a value of the program around. Another program has another, so nothing is remembered."""
+
+    @classmethod
+    def check(cls, values: Iterable[Any]) -> None:
+        if any(isinstance(x, Tracer) for x in values):
+            raise cls
 
 
 @functools.lru_cache(maxsize=256)
 def _made_alone(rows: _Rows, rowwise: Rowwise, facts: bool, x64: bool) -> _Made | NotLowered:
     """Of a transform without globals, which is the same in all calls, and for all tables with such rows."""
-    return _made(rows, rowwise, (), {}, facts)
+    made = _made(rows, rowwise, (), {}, facts)
+    if not isinstance(made, NotLowered):
+        _OfTrace.check([*made.encoded.values, *made.encoded.rows])
+    return made
 
 
 class _MadeOnce(NamedTuple):
@@ -249,6 +263,7 @@ def _made_once(
         closed = jax.make_jaxpr(computed)(*types)
     except NotLowered as error:
         return error.with_traceback(None)  # whose frames have arrays of the trace
+    _OfTrace.check(closed.consts)
     return _MadeOnce(encoded, closed)
 
 

@@ -13,6 +13,7 @@ import kvjax
 from kvjax._spec.spec import TableSpec
 from kvjax._training import update
 from kvjax._training.update import lowered
+from tests.support.marks import few_rows
 from tests.support.transforms import row_by_row
 
 pytestmark = [pytest.mark.usefixtures("promotion"), row_by_row]
@@ -87,3 +88,26 @@ def test_more_tables_trace_no_more_of_a_transform(make):
         return calls
 
     assert traced(3) == traced(1)
+
+
+@pytest.mark.parametrize(
+    ("base", "want"), few_rows([(optax.scale(-1.0), -0.3), (optax.scale_by_schedule(lambda n: -0.5**n), -0.2)], 1)
+)
+def test_a_value_of_one_program_is_not_in_another(base, want, make):
+    """A transform may read what the step around it was given."""
+    rates, table = [jnp.float32(1)], make(dim=2)
+
+    def update(grads, state, params=None):
+        updates, state = base.update(grads, state, params)
+        return updates * rates[-1], state
+
+    rowwise = kvjax.optax.rowwise(optax.GradientTransformation(base.init, update))
+    grads, state = kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 2))), rowwise.init(2)
+
+    def stepped(rate, table, state):
+        rates.append(rate)
+        return table.apply(rowwise, grads, state)
+
+    for rate in (0.1, 0.2):
+        table, state = jax.jit(lambda *args: stepped(*args))(jnp.float32(rate), table, state)
+    np.testing.assert_allclose(table.lookup([1])[0], want, rtol=1e-6)
