@@ -262,7 +262,7 @@ def _made_once(
     try:
         closed = jax.make_jaxpr(computed)(*types)
     except NotLowered as error:
-        return error.with_traceback(None)  # whose frames have arrays of the trace
+        return NotLowered(*error.args)  # without frames of the trace, and without errors being handled around it
     _OfTrace.check(closed.consts)
     return _MadeOnce(encoded, closed)
 
@@ -275,7 +275,7 @@ def _made(
         initial, update = _traced(rows.dim, rows.constraint, rowwise, globals_, extra, facts)
         return _Trace(rows, rowwise.layout(rows.dim)).made(initial, update, state)
     except NotLowered as error:
-        return error.with_traceback(None)  # whose frames have arrays of the trace
+        return NotLowered(*error.args)  # without frames of the trace, and without errors being handled around it
 
 
 class _Trace:

@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +93,7 @@ def test_more_tables_trace_no_more_of_a_transform(make):
 
 
 @pytest.mark.parametrize(
-    ("base", "want"), few_rows([(optax.scale(-1.0), -0.3), (optax.scale_by_schedule(lambda n: -0.5**n), -0.2)], 1)
+    ("base", "want"), few_rows([(optax.scale(-1.0), -0.3), (optax.scale_by_schedule(lambda n: -(0.5**n)), -0.2)], 1)
 )
 def test_a_value_of_one_program_is_not_in_another(base, want, make):
     """A transform may read what the step around it was given."""
@@ -111,3 +113,26 @@ def test_a_value_of_one_program_is_not_in_another(base, want, make):
     for rate in (0.1, 0.2):
         table, state = jax.jit(lambda *args: stepped(*args))(jnp.float32(rate), table, state)
     np.testing.assert_allclose(table.lookup([1])[0], want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("globals_", [(), (0.0,)], ids=["alone", "computed"])
+def test_what_no_instruction_can_do_is_remembered_alone(globals_, make):
+    """Without the frames of the call that found it, and without the error that is being handled around this call."""
+
+    def update(grads, state, params=None):
+        return jnp.sort(grads), state
+
+    rowwise = kvjax.optax.rowwise(optax.GradientTransformation(lambda params: globals_, update))
+    spec, kept = make(dim=2).spec, []
+
+    def retried():
+        anything = lambda x: x  # noqa: E731  # of this frame
+        kept.append(weakref.ref(anything))
+        try:
+            raise ValueError
+        except ValueError:
+            jax.make_jaxpr(lambda *state: anything(lowered(spec, rowwise, state, {})))(*globals_)
+
+    retried()
+    gc.collect()
+    assert kept[0]() is None
