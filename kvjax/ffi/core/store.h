@@ -86,8 +86,8 @@ class RowStore {
     for (const Plane* plane : {&values_, &slots_}) plane->Forget(rows);
   }
 
-  /// What rows consist of, by bits; those of RowsAway::Column first.
-  enum Part : uint8_t { kValue = 1, kSlot = 2, kHeader = 4 };
+  /// What rows consist of, by bits.
+  enum Part : uint8_t { kValue = RowsAway::kValues, kSlot = RowsAway::kSlots, kHeader = 4 };
   /// Before a call that uses parts of n rows, of which row_of(i) is the i-th or kNoRow. See ReadAhead.
   template <class RowOf>
   void ReadAheadOf(size_t n, unsigned parts, RowOf row_of) const {
