@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from kvjax._values.arrays import ArrayLike
+from kvjax._values.arrays import ArrayLike, check_no_mask
 from kvjax._values.columns import Columns, ColumnsLike, check_names, runs
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail
@@ -366,6 +366,7 @@ def from_pool(array: ArrayLike) -> Pool:
 
 
 def _pool(array: ArrayLike) -> Pool:
+    check_no_mask(array)
     given = np.asarray(array)
     if not (np.issubdtype(given.dtype, np.integer) or is_float(given.dtype)):
         raise TypeError(f"want an initializer of real numbers, got {given.dtype}; see kvjax.initializers")

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kvjax._keys.shapes import check_salts
-from kvjax._values.arrays import HasArray, first_of
-from kvjax._values.integers import as_array, as_bits, check_no_mask, salt_of
+from kvjax._values.arrays import HasArray, check_no_mask, first_of
+from kvjax._values.integers import as_array, as_bits, salt_of
 from kvjax._values.key_width import check_whole
 from kvjax.ffi import host
 

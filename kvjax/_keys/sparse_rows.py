@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
 from kvjax._keys.opaque import opaque_canary, uncast_canary
-from kvjax._values.arrays import ArrayLike, array_of, at_most_32_bits, by_value, host_or_jax, uncut
+from kvjax._values.arrays import ArrayLike, array_of, at_most_32_bits, by_value, check_no_mask, host_or_jax, uncut
 from kvjax._values.errors import fail, meant
 from kvjax.ffi import host
 
@@ -179,6 +179,7 @@ def _as_rows(rows: Any) -> Any:
 
 def _as_counts(counts: ArrayLike) -> jax.Array:
     """Counts ``(...)`` int32: others would be cut, and what is below 1 is padding."""
+    check_no_mask(counts, "SparseRows")
     given: Any = host_or_jax(counts)
     if isinstance(given, jax.Array) and not isinstance(given, Tracer) and given.is_fully_addressable:
         given = np.asarray(given)

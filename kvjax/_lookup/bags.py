@@ -24,7 +24,15 @@ from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values import combiners
-from kvjax._values.arrays import ArrayLike, array_of, at_most_32_bits, by_value, host_or_jax, one_program
+from kvjax._values.arrays import (
+    ArrayLike,
+    array_of,
+    at_most_32_bits,
+    by_value,
+    check_no_mask,
+    host_or_jax,
+    one_program,
+)
 from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
 from kvjax._values.combiners import Combiner, Sums
 from kvjax._values.dtypes import check_result
@@ -143,6 +151,8 @@ def bags_in(
     weights = None if weights is None else array_of(weights, table.name, op, "weights that are real numbers")
     check_combiner(combiner, weights, keys.shape, table.name, op)
     weights = None if weights is None else weights.astype(jnp.float32)
+    for each in (lengths, segment_ids, empty):
+        check_no_mask(each, f"table {table.name!r}, {op}")
     given = bags_of(_integers(lengths), _integers(segment_ids), num_segments, keys.shape, table.name, op)
     empty = None if empty is None else _row(table, empty, op)
     ids, bags, fit = None, 0, None

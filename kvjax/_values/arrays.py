@@ -51,8 +51,6 @@ def by_value(given: Any, dtype: Any = None) -> jax.Array:
     import jax
     import jax.numpy as jnp
 
-    if isinstance(given, np.ma.MaskedArray):
-        return jnp.asarray(given)  # which refuses it, as it is asked for no dtype
     if hasattr(given, "__array__") and not isinstance(given, jax.Array) and not hasattr(given, "__jax_array__"):
         given = np.array(given)
     return jnp.asarray(given, dtype)
@@ -127,12 +125,27 @@ def first_of(given: Any) -> Any:
     return given
 
 
+def check_no_mask(given: Any, where: str = "") -> None:
+    """Raises a TypeError for an array of NumPy's that masks some of its elements.
+
+    Args:
+      given: anything.
+      where: table and operation; empty if the caller says it.
+    """
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise TypeError(
+            f"{where and f'kvjax: {where}: '}want all elements, got a masked array of NumPy, whose mask would be lost; "
+            "give its .data, and mask=~np.ma.getmaskarray(ids) where masks are taken"
+        )
+
+
 def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:
     """The array of what a caller gives as rows.
 
     Raises:
-      TypeError: it is none, as of strings.
+      TypeError: it is none, as of strings, or has masked elements.
     """
+    check_no_mask(given, op if table is None else f"table {table!r}, {op}")
     try:
         if isinstance(first_of(given), (str, bytes)):  # which JAX takes for names of dtypes
             raise TypeError

@@ -7,16 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kvjax._values.arrays import check_no_mask
 from kvjax._values.errors import fail
-
-
-def check_no_mask(ids: Any, where: str) -> None:
-    """Raises a TypeError for an array of NumPy's that masks some of its elements."""
-    if isinstance(ids, np.ma.MaskedArray) and np.ma.is_masked(ids):
-        raise TypeError(
-            f"kvjax: {where}: want all elements, got a masked array of NumPy, whose mask would be lost; give ids.data, "
-            "and mask=~np.ma.getmaskarray(ids) where masks are taken"
-        )
 
 
 def as_bits(ids: Any, where: str) -> np.ndarray:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._values.bags import Bags, bags_of, lengths_error
+from kvjax._values.arrays import check_no_mask
+from kvjax._values.bags import OP, Bags, bags_of, lengths_error
 from kvjax._values.combiners import Sums, combine, counts
 
 _BLOCK = 1 << 15
@@ -32,6 +33,8 @@ def places_of(
     Raises:
       TypeError, ValueError: they do not fit each other or the keys.
     """
+    for each in (lengths, segment_ids):
+        check_no_mask(each, f"table {table!r}, {OP}")
     lengths, segment_ids = (None if x is None else np.asarray(x) for x in (lengths, segment_ids))
     given = bags_of(lengths, segment_ids, num_segments, shape, table)
     if given is None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from kvjax._formats.quantise import decode, rounded, to_float32
-from kvjax._values.arrays import ArrayLike, HasArray
+from kvjax._values.arrays import ArrayLike, HasArray, check_no_mask
 from kvjax._values.bags import OP as BAGS
 from kvjax._values.bags import check_combiner, check_empty
 from kvjax._values.combiners import Combiner
@@ -158,10 +158,12 @@ class FrozenReads:
         """
         bits = self._bits(keys, BAGS)
         valid = self._valid(keys, bits, mask, pad_id, BAGS)
+        what = f"table {self.name!r}, {BAGS}"
+        for each in (weights, empty):
+            check_no_mask(each, what)
         own: Any = None if weights is None else np.asarray(weights)
         check_combiner(combiner, own, bits.shape, self.name)
         ids, shape = places_of(lengths, segment_ids, num_segments, bits.shape, self.name)
-        what = f"table {self.name!r}, {BAGS}"
         row: Any = empty if empty is None or isinstance(empty, str) else to_float32(empty, what)
         if empty is not None:
             check_empty(row, self.dim, self.name)
@@ -237,6 +239,7 @@ class FrozenReads:
 
     def _valid(self, keys: Any, bits: np.ndarray, mask: Any, pad_id: Any, op: str) -> np.ndarray | None:
         if mask is not None:
+            check_no_mask(mask, f"table {self.name!r}, {op}")
             mask = np.asarray(mask)
             check_mask(mask, bits.shape, self.name, op)
         if pad_id is None:

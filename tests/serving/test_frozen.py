@@ -118,6 +118,14 @@ def test_masks_and_bad_arguments(make, tmp_path):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=want):
             frozen.lookup([1], **options)
+    masked, some = np.ma.array([1.0], mask=[True]), np.ma.array([True], mask=[True])
+    for call, options in (
+        (frozen.lookup, {"mask": some}), (frozen.lookup, {"missing": masked}), (frozen.update, {"rows": masked}),
+        *((frozen.lookup_bag, {"lengths": [1], name: masked}) for name in ("weights", "empty")),
+        (frozen.lookup_bag, {"lengths": some}),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=r"table 'table0', .*: want all elements, got a masked array"):
+            call([4], **options)
     with pytest.raises(ValueError, match="update: want distinct keys, got 4 twice"):
         frozen.update([4, 4], [[1], [2]])
     with pytest.raises(ValueError, match="want keys that change or go"):

@@ -19,6 +19,7 @@ SGD = optax.sgd(0.1)
 GRADS = kvjax.SparseRows(np.array([7]), jnp.ones((1, 4)))
 IDS = np.array([7])
 ROW = np.ones((1, 4))
+MASKED = np.ma.array([1, 2], mask=[0, 1])
 
 
 @dataclasses.dataclass
@@ -124,7 +125,15 @@ WRONG = {
     "drop": (lambda t: kvjax.drop_table("table00"), "did you mean 'table0'"),
     "embed": (lambda t: kvjax.flax.nnx.Embed("table00"), "did you mean 'table0'"),
     "embed 3": (lambda t: kvjax.flax.nnx.Embed(3, 4), "Embed: want the name of a table or a kvjax.Table, got 3"),
-    "masked ids": (lambda t: t.lookup(np.ma.array([1, 2], mask=[0, 1])), "want all elements, got a masked array"),
+    "masked ids": (lambda t: t.lookup(MASKED), "table 'table[0-9]+', lookup: want all elements, got a masked array"),
+    "masked mask": (lambda t: t.lookup(IDS, mask=MASKED > 0), "lookup: want all elements, got a masked array"),
+    "masked rows": (lambda t: t.upsert(IDS, MASKED), "upsert: want all elements, got a masked array"),
+    "masked counts": (lambda t: kvjax.SparseRows(IDS, ROW, MASKED), "SparseRows: want all elements, got a masked"),
+    "masked bags": (lambda t: kvjax.lookup_bag(t, IDS, lengths=MASKED), "lookup_bag: want all elements, got a masked"),
+    "masked pool": (
+        lambda t: kvjax.initializers.from_pool(np.ma.array([1.0, 2.0], mask=[0, 1])),
+        "^kvjax: from_pool: want all elements, got a masked array",
+    ),
     "salt": (lambda t: kvjax.keys(IDS).salted(1.5), "want an integer .* as salt, got 1.5"),
     "hash_keys": (lambda t: kvjax.hash_keys(["a"], salt="user"), "want an integer .* as salt, got 'user'"),
     "counts": (lambda t: kvjax.SparseRows(IDS, jnp.ones((1, 4)), np.array([1.7])), "counts of integers.*float64"),
