@@ -62,7 +62,7 @@ def open_deeprec(
     columns: dict[str, Column] = {"keys": joined(bundle, parts, "-keys"), "values": joined(bundle, parts, "-values")}
     left: list[str] = []
     for column in ("freqs", "versions"):
-        if all(f"{part}-{column}" in bundle.entries for part in parts):
+        if any(f"{part}-{column}" in bundle.entries for part in parts):
             array = joined(bundle, parts, f"-{column}")
             if array.shape[0]:
                 columns[column] = (
@@ -70,8 +70,8 @@ def open_deeprec(
                 )
             elif columns["keys"].shape[0]:
                 left.append(f"{column}, which this variable did not keep")
-    if all(f"{part}-keys_filtered" in bundle.entries for part in parts):
-        waiting = sum(bundle.entries[f"{part}-keys_filtered"].shape[0] for part in parts)
+    if any(f"{part}-keys_filtered" in bundle.entries for part in parts):
+        waiting = joined(bundle, parts, "-keys_filtered").shape[0]
         left += [f"{waiting} keys that its filter had not admitted"] if waiting else []
     if any(f"{part}-freq_keys" in bundle.entries for part in parts):
         left.append("frequencies as TFPlus writes them, which from_tfplus reads")

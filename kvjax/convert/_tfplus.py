@@ -66,7 +66,7 @@ def open_tfplus(
     if any(f"{part}-versions" in bundle.entries for part in parts):
         left.append("frequencies and versions as DeepRec writes them, which from_deeprec reads")
     taken, others = slots_of(bundle, name, parts, slots)
-    if all(f"{part}-freq_keys" in bundle.entries for part in parts):
+    if any(f"{part}-freq_keys" in bundle.entries for part in parts):
         of, words = joined(bundle, parts, "-freq_keys"), joined(bundle, parts, "-freq_values")
         if of.shape != words.shape[:1] or words.shape[1:] not in ((), (1,)) or words.dtype.kind not in "iu":
             raise FileError(bundle.prefix, "one frequency for each key", f"{words.shape} for {of.shape} keys")
