@@ -34,7 +34,14 @@ def write_whole(path: Path, contents: Contents, quantise: Any, missing: Any) -> 
     if quantise is not None:
         check_quantised(quantise, what)
     elif kind.name not in STORED:
-        raise fail(ValueError, contents.name, "write", f"rows of {list(STORED)}", kind.name, "say quantise=")
+        raise fail(
+            ValueError,
+            contents.name,
+            "write",
+            f"rows of {list(STORED)}",
+            kind.name,
+            "say quantise=, or make them float32",
+        )
     if rows.num_rows > MOST_ROWS:
         got = f"{rows.num_rows}"
         raise fail(ValueError, contents.name, "write", f"at most {MOST_ROWS} rows", got, "leave some out with prune=")
@@ -155,13 +162,14 @@ def _after(
     if now is None or (before is None and now.max == 0):
         return before
     if before is None:  # of a table that had such rows by itself
-        row = now.bytes_after // max(now.rows, 1)
-        before = dataclasses.replace(now, rows=rows, bytes_before=row * rows, bytes_after=row * rows)
+        before = now = dataclasses.replace(now, bytes_before=now.bytes_after)
+        rows = now.rows
+    of, n = (before, rows) if rows else (now, max(now.rows, 1))
     return dataclasses.replace(
         before,
         rows=merged,
-        bytes_before=before.bytes_before // max(rows, 1) * merged,
-        bytes_after=before.bytes_after // max(rows, 1) * merged,
+        bytes_before=of.bytes_before // n * merged,
+        bytes_after=of.bytes_after // n * merged,
         max=max(before.max, now.max),
         rms=max(before.rms, now.rms),
         cosine=min(before.cosine, now.cosine),

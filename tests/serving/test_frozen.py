@@ -181,6 +181,13 @@ def test_rows_in_fewer_bits(make, tmp_path):
         )
 
 
+@pytest.mark.parametrize("how, before, after", [({"quantise": "int8"}, 24, 18), ({"quantise": "bfloat16"}, 24, 12)])
+def test_what_the_report_of_an_empty_table_says_of_its_first_rows(how, before, after, make, tmp_path):
+    frozen = FrozenTable.write(tmp_path / "t", make(2), **how)
+    error = frozen.update([1, 2, 3], np.full((3, 2), 1.1, np.float32)).error
+    assert (error.rows, error.bytes_before, error.bytes_after) == (3, before, after)
+
+
 @slow
 def test_a_checkpoint_is_frozen_as_its_table(make, tmp_path, mesh):
     one = make(3, initializer=INITIALIZERS["uniform"], admit=kvjax.admit.MinCount(2, unadmitted=5)).upsert(
