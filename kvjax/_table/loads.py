@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
@@ -94,7 +94,11 @@ def checked(spec: TableSpec, given: Exported | Snapshot | Loading, slot_types: d
             "load into a table of that dim and dtype",
         )  # fmt: skip
     own = {name.removeprefix(SLOT): kind for name, kind in types.items() if name.startswith(SLOT)}
-    if {name: parse_type(text) for name, text in given.slot_types.items()} != own:
+    try:
+        said = {name: parse_type(text) for name, text in given.slot_types.items()}
+    except (AttributeError, ValueError):  # of what is no such text
+        said = None
+    if said != own:
         texts = {name: type_text(*kind) for name, kind in own.items()}
         raise fail(
             ValueError, spec.name, "load", f"slot_types as the arrays are, {texts}", f"{given.slot_types}",
@@ -129,6 +133,9 @@ def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, 
         slot_types = {name: type_text(array.dtype, array.shape[1:]) for name, array in rows.slots.items()}
         if slot_types and (held := dict(spec.host.slots(spec.name, 0))) == slot_types:
             slot_types = held  # in the order of the optimizer
+    if not isinstance(slot_types, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+        want = "slot_types as a dict of types by name"
+        raise fail(TypeError, spec.name, "load", want, f"{slot_types!r:.200}", "leave slot_types out")
     if isinstance(given, Snapshot):
         admission = {name: np.zeros(0, dtype) for name, dtype in ADMISSION_COLUMNS.items()} | given.admission
     return Loading(Source.of(rows.columns(), {}), rows.last_step, dict(slot_types), admission)

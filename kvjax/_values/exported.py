@@ -15,6 +15,7 @@ from kvjax._formats.choices import Quantised
 from kvjax._formats.quantise import QuantisationReport, Quantiser
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source, native
+from kvjax._values.arrays import check_no_mask
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.key_width import KEY_DTYPES
@@ -88,6 +89,7 @@ class Exported:
           ([1, 2], Exported(rows=2 of 3, dim=1, last_step=0, slots=[]))
           >>> kvjax.drop_table("doc_take")
         """
+        check_no_mask(keep, "export, take")
         keep = np.asarray(keep)
         if keep.dtype == np.bool_ and keep.shape != (len(self),):
             raise IndexError(
@@ -283,6 +285,8 @@ class Exported:
             raise fail(ValueError, table, op, want, f"{self.last_step!r:.200}", mend)
         if self.key_dtype not in (None, *KEY_DTYPES):
             raise fail(ValueError, table, op, f"key_dtype= in {KEY_DTYPES}, or None", f"{self.key_dtype!r:.200}", mend)
+        for array in self.columns().values():
+            check_no_mask(array, op if table is None else f"table {table!r}, {op}")
         columns = {name: np.asarray(array) for name, array in self.columns().items()}
         columns = {name: array.astype(native(array.dtype), copy=False) for name, array in columns.items()}
         for name, array in columns.items():

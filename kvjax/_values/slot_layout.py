@@ -26,7 +26,7 @@ def parse_type(text: str) -> tuple[np.dtype, tuple[int, ...]]:
     dtype, _, shape = text.rstrip("]").partition("[")
     try:
         return np.dtype(dtype), tuple(int(n) for n in shape.split(",") if n)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f'want the type of a slot, as "float32[64]", got {text!r}') from error
 
 

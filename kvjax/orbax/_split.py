@@ -167,9 +167,14 @@ def _check_given(tables: Any) -> None:
             raise TypeError(
                 f"kvjax: table {name!r}, combine: want arrays of a frozen table, got a file; give its as_jax()"
             )
-    if not isinstance(tables, Mapping) or not all(isinstance(x, (Table, FrozenReadable)) for x in tables.values()):
+    given = tables.items() if isinstance(tables, Mapping) else [("", None)]
+    wrong = [(name, x) for name, x in given if not isinstance(x, (Table, FrozenReadable))]
+    if wrong:
+        of = (
+            f"{type(wrong[0][1]).__name__} as {wrong[0][0]!r}" if isinstance(tables, Mapping) else type(tables).__name__
+        )
         raise fail(
-            TypeError, None, "combine", "the tables by name as its second argument", type(tables).__name__,
+            TypeError, None, "combine", "the tables by name as its second argument", of,
             "combine(state, tables) is called with what split(state) returns, in that order",
         )  # fmt: skip
 

@@ -51,6 +51,10 @@ def test_combine_wants_the_tables_that_were_split_off(make):
     for swapped in ((tables, dense), (dense, tables[name])):
         with pytest.raises(TypeError, match=r"combine\(state, tables\)"):
             kvjax.orbax.combine(*swapped)
+    with pytest.raises(
+        TypeError, match=f"want the tables by name as its second argument, got int as '{name}'; combine"
+    ):
+        kvjax.orbax.combine(dense, {name: 1})
     kvjax.drop_table(tree["b"].name)
     with pytest.raises(KeyError, match=f"'{tree['b'].name}', combine"):
         kvjax.orbax.combine(dense, tables)

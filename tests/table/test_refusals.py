@@ -92,6 +92,13 @@ WRONG = {
     "wide last step": (lambda t: loaded(t, last_step=2**63), "want last_step as an integer from 0 to .*, got 92"),
     "row version": (lambda t: loaded(t, versions=np.array([-1])), "want versions from 0 to last_step=0, got -1"),
     "late version": (lambda t: loaded(t, versions=np.array([1])), "want versions from 0 to last_step=0, got 1"),
+    "types of slots": (
+        lambda t: t.load(t.export(), {"s": "flot32[2]"}),
+        r"load: want slot_types as the arrays are, {}, got {'s': 'flot32\[2\]'}; leave slot_types out",
+    ),
+    "no types of slots": (lambda t: t.load(t.export(), 3), "load: want slot_types as a dict of types by name, got 3"),
+    "masked column": (lambda t: loaded(t, freqs=MASKED[1:]), "'table[0-9]+', load: want all elements, got a masked"),
+    "masked take": (lambda t: t.export().take(MASKED > 0), "export, take: want all elements, got a masked array"),
     "slots": (lambda t: loaded(t, slots=None), "load: want slots as a dict of arrays by name, got None"),
     "name of slots": (lambda t: loaded(t, slots={5: ROW}), "load: want slots as a dict of arrays by name, got {5"),
     "get_table": (lambda t: kvjax.get_table(t), "get_table: want a name, got Table"),
