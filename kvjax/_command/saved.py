@@ -50,7 +50,7 @@ class SavedTable:
       last_step: of the table.
     """
 
-    def __init__(self, folder: AnyPath, meta: dict[str, Any], op: str, bases: Sequence[str] | None = None) -> None:
+    def __init__(self, folder: AnyPath, meta: dict[str, Any], op: str, bases: Sequence[str] | None) -> None:
         self.folder, self.meta, self.bases, self._op = folder, meta, bases or (), op
         self.name, self.rows, self.last_step = str(meta["name"]), int(meta["rows"]), int(meta["last_step"])
 

@@ -231,15 +231,14 @@ class StorePath:
         return {path: listed[path] == "directory" for path in sorted(listed) if path != self}
 
     def glob(self, pattern: str) -> Iterator[StorePath]:
-        """The paths below this one that match a pattern, of which each "*" is for a part of a name."""
+        """The paths below this one that match a pattern, of which the first part may have "*", each for a part of a
+        name."""
         first, _, rest = pattern.partition("/")
         for path in self.iterdir():
             if not fnmatchcase(path.name, first):
                 continue
             if not rest:
                 yield path
-            elif "*" in rest:
-                yield from path.glob(rest)
             elif (path / rest).exists():
                 yield path / rest
 

@@ -83,7 +83,7 @@ def query_of(readable: Readable, op: str, keys: Any, mask: Any, pad_id: Any) -> 
     return Query(keys, mask_of(keys, mask, pad_id, readable.name, readable.key_dtype, op))
 
 
-def rows_of(readable: Readable, query: Query, missing: Any = None) -> jax.Array:
+def rows_of(readable: Readable, query: Query, missing: Any) -> jax.Array:
     """Rows ``(..., dim)`` of a query."""
     if isinstance(readable, Table):
         return reads.lookup(readable, query, missing)[0]

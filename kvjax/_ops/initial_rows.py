@@ -17,7 +17,7 @@ from kvjax._values.function_initializer import Generated
 
 
 def initial_rows(
-    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None = None, place: int | None = None
+    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None, place: int | None = None
 ) -> jax.Array | None:
     """The operand `initial` of an op that may need rows for keys without one.
 

@@ -113,7 +113,7 @@ class Encoded(NamedTuple):
     values: list[Any]
     rows: list[Any]
 
-    def run(self, given: Callable[[Any], Any] = lambda x: x) -> Run:
+    def run(self, given: Callable[[Any], Any]) -> Run:
         """With its operands as a table reads them. `given` is done to those that are traced."""
         traced = ([given(x) if isinstance(x, Tracer) else x for x in some] for some in (self.values, self.rows))
         return Run(self.program, _cells(*traced))

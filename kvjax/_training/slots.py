@@ -144,7 +144,7 @@ def _layout_of(made: optax.GradientTransformation, count: str, dim: int, x64: bo
 
 def leaves_by_shape(made: Any, count: str, dim: int) -> list[tuple[str, jax.ShapeDtypeStruct, bool]]:
     """Of each leaf of a transform's state its path, what it is for one row, and whether it would be a slot: of any
-    transform, also one that is refused. None if its state cannot be made of rows."""
+    transform, also one that is refused. None of a state that cannot be made of rows."""
     tx = optax.with_extra_args_support(made)
     try:
         flat, treedef = jax.tree_util.tree_flatten_with_path(_state(tx, dim))

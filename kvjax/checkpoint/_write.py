@@ -40,7 +40,7 @@ def snapshot(name: str, table: Table, prune: PruneLike | None = None, since: Cur
     return _stored(name, table, prune, since, lambda: copied(table, "save", once=True))
 
 
-def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Cursor | None = None) -> Stored:
+def freeze(name: str, table: Table, prune: PruneLike | None, since: Cursor | None) -> Stored:
     """As `snapshot`, but rows are copied only as they are written, and before that those that training comes to.
 
     Not where rows are pruned, have changed since a cursor, or come from several shards of a partitioner's.

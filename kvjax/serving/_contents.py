@@ -215,7 +215,7 @@ def _name_in(chain: Chain, folder: AnyPath, name: str | None) -> str:
     return name
 
 
-def of_chain(chain: Chain, name: str, prune: PruneLike | None = None) -> Contents:
+def of_chain(chain: Chain, name: str, prune: PruneLike | None) -> Contents:
     """What a table of a checkpoint holds, pruned; its rows are read as they are asked for."""
     from kvjax._keys.buckets import buckets_of
     from kvjax._values.exported import ROW_COLUMNS

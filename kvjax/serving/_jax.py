@@ -216,7 +216,7 @@ def _with_room(x: np.ndarray, rows: int, capacity: int) -> np.ndarray:
     return room
 
 
-def arrays_of(mapped: MappedFile, capacity: int | None = None) -> FrozenArrays:
+def arrays_of(mapped: MappedFile, capacity: int | None) -> FrozenArrays:
     """A mapped file on the default device. capacity: rows that the arrays have room for."""
     description, arrays = mapped.description, mapped.arrays
     rows, most = description.rows, 2**30

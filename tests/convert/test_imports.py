@@ -123,21 +123,6 @@ def test_tfplus_slots(tmp_path):
         convert.from_tfplus(tmp_path / "m", "emb", slots={"Ftrl": "z"})
 
 
-def test_a_column_that_only_some_parts_have(tmp_path):
-    """Of two parts one has lost it: its rows are not taken as if nobody had kept the column."""
-    pytest.importorskip("google_crc32c")
-    tensors = {f"v/part_{i}-values": np.array([[i]], np.float32) for i in (0, 1)}
-    tensors |= {f"v/part_{i}-keys": np.array([i]) for i in (0, 1)}
-    for read, columns in (
-        (convert.from_deeprec, ("freqs", "versions", "keys_filtered")), (convert.from_tfplus, ("freq_keys",))
-    ):  # fmt: skip
-        for column in columns:
-            more = {f"v/part_0-{column}": np.array([3])}
-            bundle.write(tmp_path / "m", {name: bundle.tensor(x) for name, x in (tensors | more).items()})
-            with pytest.raises(ValueError, match=f"want the tensor 'v/part_1-{column}' of numbers, got none"):
-                read(tmp_path / "m", "v")
-
-
 def write_sok(folder, keys, weights, slots=(), name="emb_0", meta=True):
     """As SOK's dump_load.py has it."""
     kinds = {"int64": 1, "uint32": 2, "float16": 4, "float32": 5}
