@@ -155,7 +155,8 @@ class Policy {
         for (const auto& [rule, name, number] : alternatives_[a].words) {
           const bool normed = rule.kind == Rule::Kind::kNorm;
           if (normed && norms.empty()) {
-            view.store.ReadAheadOf(end - begin, RowStore::kValue, [&](size_t i) { return rows[begin + i].row; });
+            view.store.ReadAheadOf(end - begin, RowStore::kValue,
+                                   [&](size_t i) { return rows[begin + i].row; });
           }
           for (size_t i = begin; i < end; ++i) {
             if (rule.operands() > 0) {

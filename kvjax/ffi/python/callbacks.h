@@ -93,8 +93,8 @@ inline std::string Describe(const nb::python_error& error) {
 }
 
 /// What a Python function raises becomes the error of the operation that called it. That error is none where
-/// an operation ends all the same, and of another type. So an interrupt (Ctrl-C) that Python has handed to the
-/// function is made again: the main thread gets it once the operation is over.
+/// an operation ends all the same, and of another type. So an interrupt (Ctrl-C) that Python has handed to
+/// the function is made again: the main thread gets it once the operation is over.
 template <class Call>
 auto CallPython(std::string_view table, std::string_view op, std::string_view what, Call call) {
   const nb::gil_scoped_acquire gil;
