@@ -237,14 +237,11 @@ def _versions(spec: TableSpec) -> list[int]:
 
 
 def version_leaf(spec: TableSpec, version: int) -> jax.Array:
-    """A version as the leaf of a handle: on all devices of the table, where a step leaves it, or the second step would
-    be compiled anew.
+    """A version as the leaf of a handle: on all devices of the table.
 
-    NumPy's in one place: it starts no backend, so tables may be made before ``jax.distributed.initialize``. And over
-    Explicit axes of one process: a program that is on no mesh closes over no array on those.
+    NumPy's where that will do: it starts no backend, so tables may be made before ``jax.distributed.initialize``.
     """
-    if spec.placement is None or (spec.placement.explicit is not None and jax.process_count() == 1):
+    if spec.placement is None or jax.process_count() == 1:
         leaf: Any = np.asarray(version, np.uint32)
         return leaf
-    with jax.transfer_guard("allow"):  # nobody else could have transferred it
-        return jax.make_array_from_callback((), spec.placement.everywhere, lambda _: np.uint32(version))
+    return jax.make_array_from_callback((), spec.placement.everywhere, lambda _: np.uint32(version))

@@ -79,20 +79,6 @@ def test_a_program_is_traced_once_for_each_mesh(make, mesh):
     assert len(traces) == 3
 
 
-def test_a_program_is_traced_once_for_a_table_that_nobody_has_written(make, mesh):
-    traces = []
-
-    @jax.jit
-    def step(table, keys):
-        traces.append(None)
-        return table.add(keys, jnp.ones((8, 2), jnp.float32))
-
-    with jax.transfer_guard("disallow"):  # programs that guard transfers make handles, too
-        table = make(dim=2, mesh=mesh(4)).refresh()
-    step(step(step(table, KEYS).refresh(), KEYS), KEYS)
-    assert len(traces) == 1
-
-
 def test_a_handle_that_is_donated_under_another_mesh_is_known(make, mesh):
     explicit = mesh(4, explicit=True)
     table = add(make(dim=2, mesh=explicit), KEYS)
