@@ -367,7 +367,10 @@ def from_pool(array: ArrayLike) -> Pool:
 
 def _pool(array: ArrayLike) -> Pool:
     check_no_mask(array)
-    given = np.asarray(array)
+    try:
+        given = np.asarray(array)
+    except ValueError:  # of sequences of several lengths
+        raise ValueError("want an initializer (dim,) or (p, dim), got rows of several lengths; give rows") from None
     if not (np.issubdtype(given.dtype, np.integer) or is_float(given.dtype)):
         raise TypeError(f"want an initializer of real numbers, got {given.dtype}; see kvjax.initializers")
     with np.errstate(over="ignore"):

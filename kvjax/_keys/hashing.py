@@ -65,7 +65,8 @@ def hash_keys(items: HashedLike, salt: int | HasArray = 0) -> np.ndarray:
         try:
             hashed = _hash_strings(strings, _each(salts, array))
         except (TypeError, UnicodeEncodeError):
-            as_array(items, "hash_keys")  # says if their lengths differ
+            if any(isinstance(item, (list, tuple, np.ndarray)) for item in strings):
+                as_array(items, "hash_keys")  # says if their lengths differ
             for item in strings:
                 _check_text(item)
             raise

@@ -408,6 +408,8 @@ def as_keys(ids: Any, where: str = "keys") -> Keys:
         return _stacked([as_keys(each, where) for each in ids], where)
     if isinstance(ids, (list, tuple)) and holds(Tracer, ids):
         return _from_jax(jnp.asarray(ids), where)  # what a program gets of a list of numbers
+    if isinstance(getattr(ids, "keys", None), Keys):
+        raise TypeError(f"kvjax: {where}: want keys, got {type(ids).__name__}, which has keys; give its .keys")
     return Keys(as_bits(ids, where)[..., None].view(np.uint32), is_narrow(ids))
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import as_keys
-from kvjax._values.arrays import array_of
+from kvjax._values.arrays import array_of, check_no_mask
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 
@@ -21,6 +21,7 @@ def step_words(step: Any, table: str, op: str) -> jax.Array:
     """The step as the words ``(2,)`` of an int64; -1 stands for the step that the table takes by itself."""
     if step is None:
         return jnp.asarray(np.array([-1], np.int64).view(np.uint32))
+    check_no_mask(step, f"table {table!r}, {op}, step")
     if not isinstance(step, jax.Array):
         if hasattr(step, "__jax_array__"):
             step = step.__jax_array__()  # of a variable that has one of NumPy, NumPy's, which JAX would cut

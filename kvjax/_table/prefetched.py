@@ -36,10 +36,10 @@ class Prefetched:
     """
 
     keys: Keys
-    mask: jax.Array | None
-    rows: jax.Array
-    found: jax.Array
-    version: jax.Array
+    mask: jax.Array | None = dataclasses.field(repr=False)
+    rows: jax.Array = dataclasses.field(repr=False)
+    found: jax.Array = dataclasses.field(repr=False)
+    version: jax.Array = dataclasses.field(repr=False)
     table: str = dataclasses.field(default="", metadata={"static": True})
     pad_id: int | None = dataclasses.field(default=None, metadata={"static": True})
 

@@ -34,14 +34,8 @@ def write_whole(path: Path, contents: Contents, quantise: Any, missing: Any) -> 
     if quantise is not None:
         check_quantised(quantise, what)
     elif kind.name not in STORED:
-        raise fail(
-            ValueError,
-            contents.name,
-            "write",
-            f"rows of {list(STORED)}",
-            kind.name,
-            "say quantise=, or make them float32",
-        )
+        mend = "say quantise=, or make them float32"
+        raise fail(ValueError, contents.name, "write", f"rows of {list(STORED)}", kind.name, mend)
     if rows.num_rows > MOST_ROWS:
         got = f"{rows.num_rows}"
         raise fail(ValueError, contents.name, "write", f"at most {MOST_ROWS} rows", got, "leave some out with prune=")

@@ -78,6 +78,15 @@ def test_other_types_are_refused(bad):
         kvjax.keys(bad)
 
 
+def test_what_has_keys_is_no_keys(make):
+    table = make().upsert([1], np.ones((1, 4)))
+    ahead, table = kvjax.prefetch(table, [1])
+    assert repr(ahead) == f"Prefetched(keys=Keys([1]), table={table.name!r}, pad_id=None)"
+    with pytest.raises(TypeError, match=r"contains: want keys, got Prefetched, which has keys; give its \.keys"):
+        table.contains(ahead)  # type: ignore[reportArgumentType]
+    assert table.contains(ahead.keys).tolist() == [True]
+
+
 def test_jax_floats_are_refused(make):
     with pytest.raises(TypeError, match="integers"):
         make().lookup(jnp.ones(3))
@@ -198,6 +207,8 @@ def test_hash_keys():
     assert kvjax.hash_keys([]).shape == (0,)
     np.testing.assert_array_equal(kvjax.hash_keys(np.array([1, 2**60], object)), kvjax.hash_keys([1, 2**60]))
     assert kvjax.hash_keys([1, 2**64 - 1]).tolist() == kvjax.hash_keys([1, -1]).tolist()
+    with pytest.raises(TypeError, match=r"want str and bytes, or integers alone, got bytearray bytearray\(b'b'\)"):
+        kvjax.hash_keys([b"a", bytearray(b"b")])
     for wrong in ([1.5], [1, 2.5], [True], np.array([1.0])):
         with pytest.raises(TypeError, match=r"hash_keys: want .*, got (float|int|bool) "):
             kvjax.hash_keys(wrong)

@@ -119,6 +119,14 @@ WRONG = {
         "restore: want a call outside of jit",
     ),
     "step": (lambda t: t.apply(SGD, GRADS, step=2**63), r"want a step of 0 or more, below 2\*\*63, got 92"),
+    "masked step": (
+        lambda t: t.apply(SGD, GRADS, step=MASKED[1]),
+        "table 'table[0-9]+', apply, step: want all elements, got a masked array",
+    ),
+    "Table": (
+        lambda t: kvjax.Table("user", dim=4),
+        r"Table: want the version and the spec of a table, got 'user' and dim=; kvjax.get_table\(name, dim=\) makes",
+    ),
     "option": (
         lambda t: kvjax.get_table("c", dim=4, sede=3),
         "unexpected keyword argument 'sede'; did you mean 'seed'?",
@@ -140,6 +148,10 @@ WRONG = {
     "masked pool": (
         lambda t: kvjax.initializers.from_pool(np.ma.array([1.0, 2.0], mask=[0, 1])),
         "^kvjax: from_pool: want all elements, got a masked array",
+    ),
+    "ragged pool": (
+        lambda t: kvjax.initializers.from_pool([[1.0, 2.0], [3.0]]),
+        r"from_pool: want an initializer \(dim,\) or \(p, dim\), got rows of several lengths",
     ),
     "salt": (lambda t: kvjax.keys(IDS).salted(1.5), "want an integer .* as salt, got 1.5"),
     "hash_keys": (lambda t: kvjax.hash_keys(["a"], salt="user"), "want an integer .* as salt, got 'user'"),
