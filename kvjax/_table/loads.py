@@ -47,31 +47,34 @@ class Loading:
       last_step: of the table.
       slot_types: as in `Snapshot`.
       admission: as there; none at all for what the table has.
+      counts: rows of each virtual bucket, ``(buckets,)`` int64, of rows that can be read once; None for others.
     """
 
     rows: Source
     last_step: int
     slot_types: dict[str, str]
     admission: dict[str, np.ndarray]
+    counts: np.ndarray | None = None
 
 
 def of_frozen(table: Handle, spec: TableSpec, op: str) -> Loading | None:
     """The contents of a table, of which a piece is copied at a time; None where it takes a whole copy: of a table over
-    several processes or on a device, and for one over a mesh, whose shards must know first how many rows they get.
+    several processes or on a device, and for one with a partitioner, of which nobody knows how many rows a shard gets.
 
     Args:
       table: the live handle, or a following one.
       spec: of the table that is to have them.
       op: for errors.
     """
-    old = table.spec.placement
-    whole = spec.placement is not None or (old is not None and old.num_processes > 1)
-    if whole or is_device(table.spec.storage.backend):
+    old, new = table.spec.placement, spec.placement
+    several = any(place is not None and place.num_processes > 1 for place in (old, new))
+    dealt = new is not None and new.partitioner is not None
+    if several or dealt or is_device(table.spec.storage.backend):
         return None
     frozen = of_newest(table, functools.partial(freeze_rows, op=op))
     if frozen is None:
         return None
-    return Loading(frozen.source(), frozen.last_step, frozen.slot_types, frozen.admission)
+    return Loading(frozen.source(), frozen.last_step, frozen.slot_types, frozen.admission, np.diff(frozen.offsets))
 
 
 def checked(spec: TableSpec, given: Exported | Snapshot | Loading, slot_types: dict[str, str] | None = None) -> Loading:
@@ -212,7 +215,7 @@ def fill(spec: TableSpec, given: Loading, begin: Callable[[int, dict[str, Any]],
     """
     placement, types = spec.placement, given.slot_types
     numbers = [local.shard for local in placement.local] if placement else [0]
-    summary = _summary(spec, given.rows, numbers)
+    summary = _summary(spec, given, numbers)
     prepared: list[Any] = []
     for i, shard in enumerate(numbers):
         counts = given.admission if placement is None else _own_counts(given.admission, placement, shard)
@@ -245,13 +248,17 @@ def _own_counts(admission: dict[str, np.ndarray], placement: Placement, shard: i
     return out
 
 
-def _summary(spec: TableSpec, rows: Source, numbers: Sequence[int]) -> np.ndarray:
+def _summary(spec: TableSpec, given: Loading, numbers: Sequence[int]) -> np.ndarray:
     out = np.zeros((spec.num_shards + 1, 3), np.uint64)
     out[[*numbers, -1], 0] = 1
     if spec.placement is None:  # of which nobody else has a part
-        out[:, 1] = rows.num_rows
+        out[:, 1] = given.rows.num_rows
         return out
-    for keys in rows.pieces("keys"):
+    if given.counts is not None:  # of one process, whose sums nobody compares
+        for shard in range(spec.num_shards):
+            out[shard, 1] = given.counts[slice(*spec.placement.buckets(shard, shard))].sum()
+        return out
+    for keys in given.rows.pieces("keys"):
         owners = spec.placement.owners(keys.view(np.int64))
         for shard, mine in [*((shard, owners == shard) for shard in set(numbers)), (-1, slice(None))]:
             out[shard, 1:] += np.array([len(keys[mine]), sum_of_hashes(keys[mine])], np.uint64)

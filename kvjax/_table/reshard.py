@@ -38,9 +38,8 @@ def reshard(
     """Moves a live table to other devices: rows, slots, frequencies, versions, pins, counts of admission and its sink.
 
     Not inside ``jit``. Older handles are stale: put the new one in their place, for instance into ``params``. The
-    counts of `Table.stats` begin at 0. The move takes the memory of the new place beside that of the old one. On the
-    way all rows are in the host's memory, too: on the CPU, it takes the table three times. From a mesh of one process
-    to one place, without a partitioner, about 200 MB are there at a time.
+    counts of `Table.stats` begin at 0. The move takes the memory of the new place beside that of the old one, and about
+    200 MB. With a partitioner, in several processes or on a device all rows are in the host's memory on the way, too.
 
     In several processes, all call this together, and the new devices belong to the same processes as before. From one
     place to a mesh, each process takes the rows of its shards from its own copy, so the copies must be equal. From a

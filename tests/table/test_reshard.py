@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvjax
-from tests.support.marks import few, few_rows, slow
+from tests.support.marks import few_rows, slow
 from tests.support.tables import KEYS, by_low_bits, same_rows, same_tables, trained
 
 ROUTES = [
@@ -48,17 +48,25 @@ def test_counts_of_admission_move_too(admit, there, make, places):
 
 
 @pytest.mark.cpu_table
-@pytest.mark.parametrize("options", few([{}, {"replicated": True}], 1))
-def test_rows_go_to_one_place_a_piece_at_a_time(options, make, mesh, monkeypatch):
+@pytest.mark.parametrize(
+    ("here", "there"),
+    few_rows(
+        [("4", "one place"), ("one place", "4"), ("replicated", "one place"), ("4", "8"), ("4", "replicated"),
+         ("axis", "8")],
+        2,
+    ),
+)  # fmt: skip
+def test_rows_go_a_piece_at_a_time(here, there, make, places, monkeypatch):
     """A copy of all of them on the way would be a third table."""
     monkeypatch.setattr("kvjax._formats.source.PIECE_BYTES", 1 << 16)
     keys = np.arange(5_000)
-    table = make(16, mesh=mesh(4), **options).upsert(keys, np.ones((5_000, 16), np.float32)).pin(keys[::9])
+    table = make(16, **places[here]).upsert(keys, np.ones((5_000, 16), np.float32)).pin(keys[::9])
     want = table.export(slots=True)
     with monkeypatch.context() as patched:
         patched.setattr("kvjax._table.contents.snapshot", pytest.fail)  # which would be all of them
-        moved = kvjax.reshard(table, None)
+        moved = kvjax.reshard(table, **places[there])
     same_rows(moved.export(slots=True), want)
+    np.testing.assert_array_equal(moved.contains(keys), np.ones(5_000, bool))  # each where it is looked for
 
 
 @pytest.mark.cpu_table  # has limits over a mesh
