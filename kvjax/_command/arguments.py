@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import kvjax
 from kvjax._formats.choices import EXPORTED, IMPORTED, MERGE_RULES, QUANTISED
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _CHECKPOINT = (
     "a checkpoint's folder, a step of an Orbax CheckpointManager, or the manager's folder (then its last step)"
@@ -221,6 +225,11 @@ def _rules(command: argparse.ArgumentParser) -> None:
     rules.add_argument("--min-norm", type=float, metavar="X", help="rows whose Euclidean norm is at least X")
     rules.add_argument("--zero-rows", action="store_true", help="leave out rows of zeros")
     rules.add_argument("--top-k", type=_count, metavar="N", help="of the remaining rows, the N most frequent")
+    _path(
+        rules, "--remove",
+        "leave out all that is known of the keys in this file, which has an integer on each line: rows, and counts of "
+        "keys that wait for one", "FILE", type=_keys_in,
+    )  # fmt: skip
 
 
 def _base(command: argparse.ArgumentParser) -> None:
@@ -235,8 +244,10 @@ def _overwrite(command: argparse.ArgumentParser) -> None:
     command.add_argument("--overwrite", action="store_true", help="replace an existing checkpoint")
 
 
-def _path(command: argparse.ArgumentParser, name: str, text: str, metavar: str | None = None, **options: str) -> None:
-    action = command.add_argument(name, help=text, metavar=metavar, **options)  # type: ignore[arg-type]
+def _path(
+    command: argparse._ActionsContainer, name: str, text: str, metavar: str | None = None, **options: Any
+) -> None:
+    action = command.add_argument(name, help=text, metavar=metavar, **options)
     # How shtab is told what completes this.
     action.complete = {  # type: ignore[attr-defined]
         "bash": "_shtab_compgen_files", "zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))",
@@ -253,6 +264,23 @@ def _key(text: str) -> int:
         mend = "kvjax.hash_keys makes keys of strings"
         raise argparse.ArgumentTypeError(f"want an integer of at most 64 bits, got {text}; {mend}")
     return key
+
+
+def _keys_in(path: str) -> np.ndarray:
+    """The keys of a file, ``(m,)`` uint64."""
+    import numpy as np
+
+    try:
+        lines = Path(path).read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"want a text file with a key on each line, got {error}") from error
+    found: list[int] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found += [_key(line) % 2**64] if line.strip() else []
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{path}, line {number}: {error}") from error
+    return np.array(found, np.uint64)
 
 
 def _positive(text: str) -> int:

@@ -15,7 +15,7 @@ def rules_of(args: argparse.Namespace) -> Prune | None:
     """What the arguments say; None if they say nothing."""
     from kvjax._values.prune import Prune
 
-    names = ("min_frequency", "max_age", "min_norm", "zero_rows", "top_k")
+    names = ("min_frequency", "max_age", "min_norm", "zero_rows", "top_k", "remove")
     given = {name: value for name in names if (value := getattr(args, name)) is not None and value is not False}
     return Prune(**given) if given else None
 
@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({
             name: {
                 "rows": r.total.rows, "dropped": r.dropped, "norm_lost": r.norm_lost, "by_rule": dict(r.by_rule),
+                "waiting": r.waiting,
             } for name, r in reports.items()
         })  # fmt: skip
         return 0
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
         lines = [(rule, p.rows, size(p.bytes), share(p.norm, report.total.norm)) for rule, p in report.by_rule.items()]
         together = report.dropped
         lines.append(("together", together.rows, size(together.bytes), share(together.norm, report.total.norm)))
+        if args.remove is not None:
+            lines.append(("waiting keys", report.waiting, None, None))
         title = f"{name}: {report.total.rows} rows, {'would leave' if args.dry_run else 'left'} out"
         print_table(title, ("rule", "rows", "bytes", "of the norms"), lines)
     return 0

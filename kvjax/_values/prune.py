@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -11,9 +12,11 @@ import numpy as np
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
-from kvjax._values.integers import as_bits
+from kvjax._values.integers import as_bits, as_int64
+from kvjax._values.key_sets import NONE, among
 from kvjax._values.key_width import check_whole, own_bits, own_key
 from kvjax._values.numbers import is_integer, is_real
+from kvjax._values.snapshot import Columns, take, waiting_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +43,14 @@ class PruneReport:
       dropped: those that are left out.
       by_rule: what each rule leaves out by itself; other rules may leave out the same rows. ``top_k`` is counted among
         the rows that pass all other rules.
+      waiting: keys without a row whose counts are left out (``remove=``); 0 in the report of an export, which has none.
       norm_lost: the share of the sum of norms that is left out, 0 to 1, without rows that have a NaN or an infinity.
     """
 
     total: PrunedRows
     dropped: PrunedRows
     by_rule: Mapping[str, PrunedRows]
+    waiting: int = 0
 
     @property
     def norm_lost(self) -> float:
@@ -71,10 +76,13 @@ class Prune:
         process, and a save or a checkpoint those of all.
       keep: keys ``(m,)`` that are kept whatever the tests say, as lookups of the table take them; not a JAX array that
         may have been cut, as for `kvjax.keys`. `mask` and `report`, which know only an export, take them as they are.
+      remove: keys ``(m,)`` of which nothing is kept, neither a row nor, in a checkpoint, the count of a key that waits
+        for one; given as those of `keep`. A sketch of counts stays as it is.
 
     Raises:
-      ValueError: a number is negative or of another kind, or `zero_rows` is not a bool.
-      TypeError: `predicate` is not a function, or `keep` is not integers or may have been cut to 32 bits.
+      ValueError: a number is negative or of another kind, or `zero_rows` is not a bool, or a key is in `keep` and in
+        `remove`.
+      TypeError: `predicate` is not a function, or `keep` or `remove` is not integers or may have been cut to 32 bits.
 
     Example:
       >>> import kvjax
@@ -89,6 +97,7 @@ class Prune:
     top_k: int | None = None
     keep: ArrayLike | None = None
     predicate: Callable[[Exported], np.ndarray] | None = None
+    remove: ArrayLike | None = None
 
     def __post_init__(self) -> None:
         for name in ("min_frequency", "max_age", "top_k", "min_norm"):
@@ -103,9 +112,9 @@ class Prune:
         if self.predicate is not None and not callable(self.predicate):
             want = "kvjax.Prune, or a function from an export to a mask"
             raise fail(TypeError, None, "prune", want, repr(self.predicate), "give one of these")
-        check_whole(self.keep, "Prune(keep=)")
-        if self.keep is not None:
-            as_bits(self.keep, "Prune(keep=)")
+        for name in KEY_SETS:
+            check_whole(getattr(self, name), f"Prune({name}=)")
+        _check_apart(self.key_set("keep"), self.key_set("remove"), None)
 
     def __eq__(self, other: object) -> bool:
         return self._asked() == other._asked() if isinstance(other, Prune) else NotImplemented
@@ -115,9 +124,17 @@ class Prune:
 
     def _asked(self) -> tuple[object, ...]:
         asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if self.keep is not None:
-            asked["keep"] = np.unique(as_bits(self.keep, "Prune(keep=)")).tobytes()
+        asked |= {name: keys.tobytes() for name in KEY_SETS if (keys := self.key_set(name)) is not None}
         return tuple(asked.values())
+
+    def key_set(self, name: str) -> np.ndarray | None:
+        """The keys of ``keep`` or ``remove``, ``(m,)`` int64, sorted; None if there are none given."""
+        given = getattr(self, name)
+        return None if given is None else np.unique(as_int64(as_bits(given, f"Prune({name}=)")))
+
+    @functools.cached_property
+    def _removed(self) -> np.ndarray | None:
+        return self.key_set("remove")
 
     @property
     def reads_rows(self) -> bool:
@@ -175,6 +192,19 @@ class Prune:
         if self.keep is not None:
             keep |= np.isin(keys, as_bits(self.keep, "Prune(keep=)").view(keys.dtype))
         return keep
+
+    def forgets(self, admission: Columns) -> np.ndarray:
+        """Of which waiting keys no count is kept, ``(m,)`` bool.
+
+        Args:
+          admission: counts of keys without a row, by the names of `ADMISSION_COLUMNS`.
+        """
+        return among(as_int64(admission.get("pending_keys", NONE)), NONE if self._removed is None else self._removed)
+
+    def counts_kept(self, admission: Columns) -> dict[str, np.ndarray]:
+        """What is kept of these counts."""
+        forgotten = self.forgets(admission)
+        return dict(admission) | (take(waiting_of(admission), ~forgotten) if forgotten.any() else {})
 
     def report(self, rows: Exported) -> PruneReport:
         """What would be left out of an export: a dry run.
@@ -248,6 +278,8 @@ class Prune:
             tests["zero_rows"] = (rows.values != 0).any(axis=1)
         if self.predicate is not None:
             tests["predicate"] = _asked(self.predicate, rows)
+        if self._removed is not None:
+            tests["remove"] = ~among(as_int64(rows.keys), self._removed)
         return tests
 
     def __repr__(self) -> str:
@@ -255,6 +287,9 @@ class Prune:
                  if getattr(self, f.name) is not f.default]  # fmt: skip
         return f"Prune({', '.join(given)})"
 
+
+KEY_SETS = ("keep", "remove")
+"""The fields that are sets of keys."""
 
 PruneLike: TypeAlias = Prune | Callable[[Exported], np.ndarray]
 
@@ -265,7 +300,7 @@ def as_rule(prune: PruneLike) -> Prune:
 
 
 def rule_for(prune: PruneLike, name: str, key_dtype: str, shared: int | None = None) -> Prune:
-    """The rule for the rows of a table, which has the keys to ``keep`` in its own form.
+    """The rule for the rows of a table, which has the keys to ``keep`` and ``remove`` in its own form.
 
     Args:
       prune: the rule, or a function that is all of it.
@@ -275,14 +310,32 @@ def rule_for(prune: PruneLike, name: str, key_dtype: str, shared: int | None = N
 
     Raises:
       TypeError: it is neither; or the keys are no integers.
+      ValueError: the shared row, or one to keep, is to be removed.
     """
     rule = as_rule(prune)
-    given = [] if rule.keep is None else [np.asarray(own_bits(rule.keep, key_dtype, f"table {name!r}, Prune(keep=)"))]
+    sets = {field: keys for field in KEY_SETS if (keys := getattr(rule, field)) is not None}
+    own = {field: own_bits(keys, key_dtype, f"table {name!r}, Prune({field}=)").reshape(-1).view(np.int64)
+           for field, keys in sets.items()}  # fmt: skip
+    _check_apart(own.get("keep"), own.get("remove"), name)
     if shared is not None:
-        given.append(np.array([own_key(shared, key_dtype)], np.uint64))
-    if not given:
-        return rule
-    return dataclasses.replace(rule, keep=np.concatenate([keys.reshape(-1).view(np.int64) for keys in given]))
+        stays = np.array([own_key(shared, key_dtype)], np.uint64).view(np.int64)
+        if "remove" in own and np.isin(stays, own["remove"]).any():
+            raise fail(
+                ValueError, name, "prune", "remove= without the key of the row that unadmitted keys share",
+                f"{shared} in it", "leave that key out; that row is a part of the model",
+            )  # fmt: skip
+        own["keep"] = np.concatenate([own.get("keep", stays[:0]), stays])
+    return dataclasses.replace(rule, **own) if own else rule
+
+
+def _check_apart(keep: np.ndarray | None, remove: np.ndarray | None, name: str | None) -> None:
+    """Whether no key is to be kept and to be removed."""
+    both = np.intersect1d(keep, remove) if keep is not None and remove is not None else ()
+    if len(both):
+        raise fail(
+            ValueError, name, "prune", "a key in keep= or in remove=", f"{len(both)} in both, as {both[0]}",
+            "leave it out of one of them",
+        )  # fmt: skip
 
 
 def norms_of(values: np.ndarray) -> np.ndarray:

@@ -29,9 +29,8 @@ class Seen:
 
     def __init__(self, tables: Sequence[Columns], ancestor: Columns, admit: Mapping[str, Any] | None) -> None:
         self._counts, self._ancestor = tables, ancestor
-        self._forgets = bool(admit and (admit.get("max_age") or admit.get("max_waiting")))
-        self._tables = [_Waiting(counts, self._forgets) for counts in tables]
-        self._before = _Waiting(ancestor, self._forgets)
+        self._tables = [Waiting(counts, admit) for counts in tables]
+        self._before = Waiting(ancestor, admit)
 
     def of_rows(self, rows: Columns, part: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """How often keys with a row were seen.
@@ -72,7 +71,7 @@ class Seen:
             # As with rows: what a table has forgotten goes, unless another has counted on.
             keep = here.all(axis=0) | (here & (found != before)).any(axis=0)
             counts = found.max(axis=0) if rule == "newest" else _in_all(found, before)
-            if self._forgets:
+            if self._before.forgets:
                 recent = np.array([table.recent(keys) for table in self._tables]).any(axis=0)
                 counts = np.minimum(counts, _WINDOW - 2) + _WINDOW * recent
             keys, counts = keys[keep], counts[keep]
@@ -93,19 +92,25 @@ def _in_all(counts: np.ndarray, before: np.ndarray, known: np.ndarray | bool = F
     return np.where(goes_on, before, 0) + np.where(counts > 0, gained(counts, before), 0).sum(axis=0)
 
 
-class _Waiting:
+class Waiting:
     """Counts of waiting keys, to be found by key.
 
     Args:
       counts: by the names of `ADMISSION_COLUMNS`.
+      admit: the rule of the table, as checkpoints have it.
+
+    Attributes:
       forgets: whether keys are forgotten. Then `_WINDOW` is added to the count of one that was seen in the last window.
     """
 
-    def __init__(self, counts: Columns, forgets: bool) -> None:
+    def __init__(self, counts: Columns, admit: Mapping[str, Any] | None) -> None:
+        self.forgets = bool(admit and (admit.get("max_age") or admit.get("max_waiting")))
         keys = as_int64(counts.get("pending_keys", NONE))
         order = np.argsort(keys)
         self.keys, words = keys[order], counts.get("pending_counts", NONE)[order]
-        self._counts, self._recent = (words % _WINDOW, words // _WINDOW) if forgets else (words, np.zeros_like(words))
+        self._counts, self._recent = (
+            (words % _WINDOW, words // _WINDOW) if self.forgets else (words, np.zeros_like(words))
+        )
 
     def of(self, keys: np.ndarray) -> np.ndarray:
         """How often keys ``(n,)`` were seen, int64; 0 of those that do not wait."""

@@ -8,9 +8,8 @@ import numpy as np
 
 from kvjax._formats.source import Source, ranges, row_bytes
 from kvjax._values.exported import ROW_COLUMNS, Exported
-from kvjax._values.integers import as_bits
 from kvjax._values.numbers import is_integer
-from kvjax._values.prune import Prune, PruneLike, PruneReport, as_rule, norms_of
+from kvjax._values.prune import KEY_SETS, Prune, PruneLike, PruneReport, as_rule, norms_of
 from kvjax.checkpoint._format import digest
 from kvjax.checkpoint._rules import name_of
 
@@ -43,9 +42,8 @@ def in_words(prune: PruneLike) -> str | None:
     given = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
     words: list[str] = []
     for name, value in given.items():
-        if name == "keep" and value is not None:
-            keys = np.unique(as_bits(value, "Prune(keep=)").reshape(-1).view(np.uint64))
-            words.append(f"keep={digest(keys.view(np.uint8))}")
+        if name in KEY_SETS and (keys := rule.key_set(name)) is not None:
+            words.append(f"{name}={digest(np.sort(keys.view(np.uint64)).view(np.uint8))}")
         elif name == "predicate" and value is not None:
             words.append(f"predicate={name_of(value)}")
         elif value is not None and value is not False:

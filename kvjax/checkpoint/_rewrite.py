@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.source import offsets_of
-from kvjax._values.prune import PruneLike, PruneReport, rule_for
+from kvjax._values.prune import Prune, PruneLike, PruneReport, rule_for
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._format import FORMAT
@@ -101,7 +102,7 @@ def prune(
     def body(chain: Chain) -> dict[str, PruneReport]:
         if target is not None:
             check_free(target.resolve(), overwrite, "prune", chain)
-        keeps: dict[str, np.ndarray] = {}
+        keeps: dict[str, _Kept] = {}
         reports: dict[str, PruneReport] = {}
         for name in chain.names if tables is None else tables:
             rows = ChainRows(chain, name)
@@ -109,7 +110,9 @@ def prune(
             rule = rule_for(prune, name, rows.meta["key_dtype"], rows.shared_key)
             if rule.reads_rows:
                 rows.warn_if_behind("prune")
-            keeps[name], reports[name] = kept(rows.source(), rule)
+            mask, report = kept(rows.source(), rule)
+            waiting = 0 if rule.remove is None else int(rule.forgets(rows.counts()).sum())
+            keeps[name], reports[name] = _Kept(mask, rule), dataclasses.replace(report, waiting=waiting)
         if target is not None:
             _rewrite("prune", chain, target, overwrite, keeps)
         return reports
@@ -117,20 +120,28 @@ def prune(
     return unreplaced(path, base, "prune", body)
 
 
+class _Kept(NamedTuple):
+    """What is kept of a table: which of its rows ``(n,)`` bool, and the rule, which counts of keys without one."""
+
+    rows: np.ndarray
+    rule: Prune
+
+
 def _rewrite(
-    op: str, chain: Chain, out: AnyPath, overwrite: bool, keeps: Mapping[str, np.ndarray],
+    op: str, chain: Chain, out: AnyPath, overwrite: bool, keeps: Mapping[str, _Kept],
     stands_for: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Writes the tables of a checkpoint as another, and of some only the rows to keep."""
+    """Writes the tables of a checkpoint as another, and of some only what is kept."""
     with new_checkpoint(out.resolve(), overwrite, op, chain, stands_for) as folder:
         for name in chain.names:
             _rewrite_table(folder, ChainRows(chain, name), keeps.get(name), op)
 
 
-def _rewrite_table(directory: AnyPath, rows: ChainRows, keep: np.ndarray | None, op: str) -> None:
-    offsets, extras = rows.offsets, rows.counts()
-    if keep is not None:
-        offsets = offsets_of(keep)[offsets]
+def _rewrite_table(directory: AnyPath, rows: ChainRows, kept: _Kept | None, op: str) -> None:
+    offsets, extras, keep = rows.offsets, rows.counts(), None
+    if kept is not None:
+        keep = kept.rows
+        offsets, extras = offsets_of(keep)[offsets], kept.rule.counts_kept(extras)
     pinned = np.concatenate([part["pinned"] for part in _parts(rows, keep, ["pinned"])])
     if pinned.any():
         extras["pinned"] = pinned

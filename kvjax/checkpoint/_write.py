@@ -64,7 +64,8 @@ def _pruned(table: Table, prune: PruneLike) -> tuple[Snapshot, np.ndarray]:
         some = (array[passing] for array in (rows.keys, rows.freqs, rows.versions))
         rule = dataclasses.replace(rule, top_k=part_of_best(placement, rule.top_k, *some))
     keep = rule.chosen(passing, rows.keys, rows.freqs, rows.versions)
-    return dataclasses.replace(copy, offsets=offsets_of(keep)[copy.offsets]), keep
+    admission = rule.counts_kept(copy.admission)
+    return dataclasses.replace(copy, offsets=offsets_of(keep)[copy.offsets], admission=admission), keep
 
 
 def _changes(table: Table, name: str, since: Cursor) -> TableChanges | None:

@@ -23,8 +23,8 @@ def followed(prune: PruneLike) -> Prune:
         if (value := getattr(rule, name)) is not None:
             raise fail(
                 ValueError, None, "follow", "a prune= that asks about one row alone (min_frequency, min_norm, "
-                "zero_rows, predicate, keep)", f"{name}={value}: {why}, and a delta has only the rows that have "
-                "changed", "publish the whole checkpoint, by Releases.publish({name: path}, prune=); or have the "
+                "zero_rows, predicate, keep, remove)", f"{name}={value}: {why}, and a delta has only the rows that "
+                "have changed", "publish the whole checkpoint, by Releases.publish({name: path}, prune=); or have the "
                 "trainer evict such rows (kvjax.evict), whose keys are removed in its deltas",
             )  # fmt: skip
     if rule.predicate is not None and not _has_own_name(rule.predicate):

@@ -2,7 +2,9 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import kvjax
@@ -61,6 +63,21 @@ def test_what_a_terminal_shows(get, tmp_path):
     status, text = get(tmp_path / "0", "--table", "user", "--slots", 5, 7)
     assert status == 0 and "slot.nu" in text and "no row" not in text
     assert get(tmp_path, "--table", "user", 99)[0] == 1
+
+
+def test_keys_that_wait_for_a_row(get, make, tmp_path):
+    """Of a delta, too, and with the mark of a window beside the count; in words and in JSON."""
+    table = make(1, key_dtype="uint64", admit=kvjax.admit.MinCount(5, max_age=9))
+    table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.uint64([2**64 - 1, 3, 3]), jnp.ones((3, 1))))
+    kvjax.checkpoint.save(tmp_path / "0", [table], cursor="waits")
+    table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.uint64([2**64 - 1]), jnp.ones((1, 1))))
+    kvjax.checkpoint.save(tmp_path / "1", [table.remove([3])], since="waits")
+    status, found = get(tmp_path / "0", "--json", -1, 3, 4)
+    assert status == 1 and found["rows"] == [] and found["without_row"] == [2**64 - 1, 3, 4]
+    assert found["waiting"] == [{"key": 2**64 - 1, "frequency": 1}, {"key": 3, "frequency": 2}]
+    assert get(tmp_path / "1", "--json", -1, 3)[1]["waiting"] == [{"key": 2**64 - 1, "frequency": 2}]
+    words = [line.split()[:3] for line in get(tmp_path / "0", 3, 4)[1].splitlines()[-2:]]
+    assert words == [["3", "2", "-"], ["4", "-", "-"]]
 
 
 def test_what_is_asked_wrongly(get, tmp_path, capsys):

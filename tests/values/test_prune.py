@@ -28,13 +28,15 @@ def even(rows):
     return rows.keys % 2 == 0
 
 
-ALL = kvjax.Prune(min_frequency=2, max_age=15, min_norm=0.5, zero_rows=True, top_k=6, keep=[1, 3], predicate=even)
+ALL = kvjax.Prune(
+    min_frequency=2, max_age=15, min_norm=0.5, zero_rows=True, top_k=6, keep=[1, 3], predicate=even, remove=[2, 99]
+)
 
 
 def test_rules_together():
     rows = rows_of()
     norms = np.linalg.norm(rows.values, axis=1)
-    passing = (rows.freqs >= 2) & (20 - rows.versions <= 15) & (norms >= 0.5) & (rows.keys % 2 == 0)
+    passing = (rows.freqs >= 2) & (20 - rows.versions <= 15) & (norms >= 0.5) & (rows.keys % 2 == 0) & (rows.keys != 2)
     kept = rows.take(ALL.mask(rows))
     assert len(kept) == 8 and {1, 3} <= set(kept.keys.tolist())
     mine = ~np.isin(kept.keys, [1, 3])
@@ -47,12 +49,13 @@ def test_rules_together():
 def test_a_dry_run_says_what_each_rule_leaves_out():
     rows = rows_of()
     report = ALL.report(rows)
-    assert list(report.by_rule) == ["min_frequency", "max_age", "min_norm", "zero_rows", "predicate", "top_k"]
+    assert list(report.by_rule) == ["min_frequency", "max_age", "min_norm", "zero_rows", "predicate", "remove", "top_k"]
     mask = ALL.mask(rows)
     norms = np.linalg.norm(rows.values, axis=1)
     assert report.dropped.rows == (~mask).sum() and report.dropped.norm == pytest.approx(norms[~mask].sum())
     assert report.norm_lost == pytest.approx(norms[~mask].sum() / norms.sum())
     assert report.by_rule["predicate"].rows == (rows.keys % 2 == 1).sum()
+    assert report.by_rule["remove"].rows == 1
     assert report.by_rule["zero_rows"].rows == 8 and report.by_rule["zero_rows"].norm == 0
     assert report.total.bytes == sum(a.nbytes for a in rows.columns().values())
     none = kvjax.Prune(top_k=0).report(rows.take(np.zeros(50, bool)))
@@ -88,12 +91,15 @@ def test_keys_to_keep_and_numbers_of_rows_are_exact():
     table = kvjax.get_table("kept", dim=1).upsert(ids, np.zeros((4, 1), np.float32))
     rows = table.export(prune=kvjax.Prune(zero_rows=True, keep=[-1, 2**63, 2**53 + 1]))
     assert sorted(rows.keys.tolist()) == sorted(ids[:3].tolist())
-    for keep in ([3.7], ["a"]):
-        with pytest.raises(TypeError, match=r"Prune\(keep=\)\D*want integers"):
-            kvjax.Prune(keep=keep)
-    for cut in (jnp.asarray(ids), [jnp.asarray(ids[0])]):
-        with pytest.raises(TypeError, match=r"Prune\(keep=\): want ids of 64 bits, got a JAX array of 32-bit"):
-            kvjax.Prune(keep=cut)
+    rows = table.export(prune=kvjax.Prune(remove=[2**64 - 1, 2**63, 2**53]))
+    assert sorted(rows.keys.tolist()) == [3, 2**53 + 1]
+    for field in ("keep", "remove"):
+        for wrong in ([3.7], ["a"]):
+            with pytest.raises(TypeError, match=rf"Prune\({field}=\)\D*want integers"):
+                kvjax.Prune(**{field: wrong})
+        for cut in (jnp.asarray(ids), [jnp.asarray(ids[0])]):
+            with pytest.raises(TypeError, match=rf"Prune\({field}=\): want ids of 64 bits, got a JAX array of 32-bit"):
+                kvjax.Prune(**{field: cut})
     kvjax.Prune(keep=kvjax.keys(jnp.arange(3), key_dtype="int32"))
     for name in ("top_k", "min_frequency", "max_age"):
         for wrong in ("5", 2.5, True, -1, np.array([1, 2])):
@@ -113,6 +119,7 @@ def test_keys_to_keep_and_numbers_of_rows_are_exact():
 OTHERS = {
     "min_frequency": (2**53, 2**53 + 1), "max_age": (0, 1), "min_norm": (0.5, 1.5), "zero_rows": (False, True),
     "top_k": (1, 2), "keep": (np.array([1, 2]), [1, 3]), "predicate": (even, rows_of),
+    "remove": (np.array([1, -2]), [1, 3]),
 }  # fmt: skip
 
 
@@ -126,4 +133,18 @@ def test_other_rules_are_others(field):
     if isinstance(one.max_age or one.top_k, int):
         same = kvjax.Prune(**{field: np.int64(OTHERS[field][1])})
         assert same == other and in_words(same) == in_words(other)
+    assert in_words(kvjax.Prune(remove=[-1])) == in_words(kvjax.Prune(remove=[2**64 - 1]))
     assert kvjax.Prune(keep=[2, 1]) == kvjax.Prune(keep=np.array([1, 2, 2])) and one != "a rule"
+
+
+def test_a_key_is_kept_or_removed(make):
+    """Also where a table of 32 bits has both as one key; and the row that unadmitted keys share is none to remove."""
+    with pytest.raises(ValueError, match=r"prune: want a key in keep= or in remove=, got 1 in both, as -1"):
+        kvjax.Prune(keep=[-1, 2], remove=np.array([3, -1]))
+    one = make(1, key_dtype="int32").upsert([-1, 3], np.ones((2, 1)))
+    assert one.export(kvjax.Prune(remove=[2**32 - 1])).keys.tolist() == [3]
+    with pytest.raises(ValueError, match=rf"table '{one.name}', prune: want a key in keep= or in remove="):
+        one.export(kvjax.Prune(keep=[-1], remove=[2**32 - 1]))
+    shared = make(1, admit=kvjax.admit.MinCount(2, unadmitted=5))
+    with pytest.raises(ValueError, match=rf"table '{shared.name}', prune: want remove= without the key of the row"):
+        shared.export(kvjax.Prune(remove=[4, 5]))
