@@ -244,12 +244,11 @@ def _overwrite(command: argparse.ArgumentParser) -> None:
     command.add_argument("--overwrite", action="store_true", help="replace an existing checkpoint")
 
 
-def _path(
-    command: argparse._ActionsContainer, name: str, text: str, metavar: str | None = None, **options: Any
-) -> None:
+def _path(command: Any, name: str, text: str, metavar: str | None = None, **options: Any) -> None:
+    """An argument of a parser, or of a group of one, that is a path."""
     action = command.add_argument(name, help=text, metavar=metavar, **options)
     # How shtab is told what completes this.
-    action.complete = {  # type: ignore[attr-defined]
+    action.complete = {
         "bash": "_shtab_compgen_files", "zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))",
         "tcsh": "f",
     }  # fmt: skip

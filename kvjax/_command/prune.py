@@ -41,9 +41,10 @@ def run(args: argparse.Namespace) -> int:
         })  # fmt: skip
         return 0
     for name, report in reports.items():
-        lines = [(rule, p.rows, size(p.bytes), share(p.norm, report.total.norm)) for rule, p in report.by_rule.items()]
-        together = report.dropped
-        lines.append(("together", together.rows, size(together.bytes), share(together.norm, report.total.norm)))
+        lines: list[tuple[object, ...]] = [
+            (rule, p.rows, size(p.bytes), share(p.norm, report.total.norm))
+            for rule, p in (*report.by_rule.items(), ("together", report.dropped))
+        ]
         if args.remove is not None:
             lines.append(("waiting keys", report.waiting, None, None))
         title = f"{name}: {report.total.rows} rows, {'would leave' if args.dry_run else 'left'} out"

@@ -330,8 +330,8 @@ def rule_for(prune: PruneLike, name: str, key_dtype: str, shared: int | None = N
 
 def _check_apart(keep: np.ndarray | None, remove: np.ndarray | None, name: str | None) -> None:
     """Whether no key is to be kept and to be removed."""
-    both = np.intersect1d(keep, remove) if keep is not None and remove is not None else ()
-    if len(both):
+    both = None if keep is None or remove is None else np.intersect1d(keep, remove)
+    if both is not None and len(both):
         raise fail(
             ValueError, name, "prune", "a key in keep= or in remove=", f"{len(both)} in both, as {both[0]}",
             "leave it out of one of them",
