@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from kvjax._keys.shapes import check_salts
+from kvjax._keys.spans import Spans, spans_of
 from kvjax._values.arrays import HasArray, check_no_mask, first_of
-from kvjax._values.integers import as_array, as_bits, salt_of
+from kvjax._values.errors import fail
+from kvjax._values.integers import LISTS, NO_FLOATS, as_array, as_bits, is_missing, is_real, salt_of
 from kvjax._values.key_width import check_whole
 from kvjax.ffi import host
 
@@ -24,10 +26,15 @@ def hash_keys(items: HashedLike, salt: int | HasArray = 0) -> np.ndarray:
     """Hashes strings, bytes or integers to 64-bit keys, on the host.
 
     Strings are hashed as UTF-8 by XXH64 with the salt as its seed. Integers are mixed by a bijection that is different
-    for each salt, so equal ids of two features get different keys in one table.
+    for each salt, so equal ids of two features get different keys in one table. An integer and its digits as text are
+    two keys.
+
+    Strings of Arrow (columns of pyarrow, pandas or polars while pyarrow is loaded), of NumPy's bytes and of ASCII in
+    NumPy's text are read where they lie, and other threads run meanwhile. This loads no JAX.
 
     Args:
-      items: array or (nested) sequence of str, bytes or integers, of any shape ``(...)``.
+      items: array or (nested) sequence of str, bytes or integers, of any shape ``(...)``; or a column of a data frame.
+        NumPy's own types of strings end before their last zero bytes: give bytes that may end so as objects.
       salt: 64-bit integer, for instance the number of a feature; or an array of integers that broadcasts to the items,
         a salt for each.
 
@@ -53,23 +60,26 @@ def hash_keys(items: HashedLike, salt: int | HasArray = 0) -> np.ndarray:
     salts = as_bits(salt, "hash_keys, salt") if is_salts(salt) else salt_of(salt, "hash_keys")
     check_no_mask(items, "hash_keys")
     check_whole(items, "hash_keys")
-    array = _array_of(items)
-    objects = array.dtype == object and all(isinstance(item, (int, np.integer)) for item in array.flat)
+    found = spans_of(items)
+    array = _array_of(items) if found is None else found
     if isinstance(salts, np.ndarray):
         check_salts(salts.shape, array.shape, "hash_keys")
-    if array.size == 0 or array.dtype.kind in "iu" or objects:
-        bits = as_bits(array, "hash_keys").reshape(-1).view(np.int64)
-        hashed = hash_integers(bits, _each(salts, array))
+        salts = np.broadcast_to(salts, array.shape).reshape(-1)
+    if isinstance(array, Spans):
+        hashed = _by_salt(salts, array.hashed)
+    elif array.size == 0 or array.dtype.kind in "iu" or _all_integers(array):
+        hashed = hash_integers(as_bits(array, "hash_keys").reshape(-1).view(np.int64), salts)
     else:
         strings = array.reshape(-1).tolist()
         try:
-            hashed = _hash_strings(strings, _each(salts, array))
-        except (TypeError, UnicodeEncodeError):
+            hashed = _by_salt(salts, lambda at, salt: host.hash_strings(_some(strings, at), salt))
+        except UnicodeEncodeError as error:
+            mend = "hash bytes of your choice, such as text.encode('utf-8', 'surrogatepass')"
+            raise fail(ValueError, None, "hash_keys", "text that UTF-8 can hold", repr(error.object), mend) from None
+        except TypeError:
             if any(isinstance(item, (list, tuple, np.ndarray)) for item in strings):
                 as_array(items, "hash_keys")  # says if their lengths differ
-            for item in strings:
-                _check_text(item)
-            raise
+            raise _error_of(strings) from None
     return hashed.reshape(array.shape)
 
 
@@ -97,31 +107,38 @@ def hash_integers(bits: np.ndarray, salt: int | np.ndarray) -> np.ndarray:
     return host.hash_integers((bits.view(np.uint64) + first.view(np.uint64)).view(np.int64), 0)
 
 
-def _hash_strings(items: list[Any], salt: int | np.ndarray) -> np.ndarray:
-    if isinstance(salt, int):
-        return host.hash_strings(items, salt)
-    hashed = np.empty(len(items), np.int64)
-    for one in np.unique(salt).tolist():
-        at = np.flatnonzero(salt == one)
-        hashed[at] = host.hash_strings([items[i] for i in at], one % 2**64)
-    return hashed
+def _all_integers(array: np.ndarray) -> bool:
+    return array.dtype == object and all(isinstance(item, (int, np.integer)) for item in array.flat)
 
 
-def _each(salts: int | np.ndarray, items: np.ndarray) -> int | np.ndarray:
-    return salts if isinstance(salts, int) else np.broadcast_to(salts, items.shape).reshape(-1)
+def _by_salt(salts: int | np.ndarray, hashed: Callable[[np.ndarray | None, int], np.ndarray]) -> np.ndarray:
+    """The keys of strings by one salt, or by salts ``(n,)`` of 64 bits: those of one salt at a time."""
+    if isinstance(salts, int):
+        return hashed(None, salts)
+    made, order = np.empty(len(salts), np.int64), np.argsort(salts, kind="stable")
+    for at in np.split(order, 1 + np.flatnonzero(np.diff(salts[order]))):
+        if len(at):
+            made[at] = hashed(at, int(salts[at[0]]) % 2**64)
+    return made
 
 
-def _check_text(item: object) -> None:
-    if isinstance(item, str):
-        try:
-            item.encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"kvjax: hash_keys: want text that UTF-8 can hold, got {item!r}; hash bytes of your choice, such as "
-                "text.encode('utf-8', 'surrogatepass')"
-            ) from None
-    elif not isinstance(item, bytes):
-        raise TypeError(
-            f"kvjax: hash_keys: want str and bytes, or integers alone, got {type(item).__name__} {item!r} among them; "
-            "make strings or integers of what you have"
+def _some(strings: list[Any], at: np.ndarray | None) -> list[Any]:
+    return strings if at is None else [strings[i] for i in at]
+
+
+def _error_of(items: list[Any]) -> Exception:
+    """The error of items of which some are neither text nor bytes."""
+    others = [item for item in items if not isinstance(item, (str, bytes))]
+    first = min(others, key=lambda item: not is_missing(item))  # what is missing explains floats beside it
+    got = f"{type(first).__name__} {first!r} among them"
+    if is_missing(first) and len(others) < len(items):
+        mend = (
+            "drop missing ones, or fill them with a string and leave them out by mask=; str() would make one key of all"
         )
+    elif is_missing(first) or is_real(first):
+        mend = NO_FLOATS
+    elif isinstance(first, (list, tuple, np.ndarray)):
+        mend = LISTS
+    else:
+        mend = "make strings, bytes or integers of them, such as the bytes of a UUID or the days of a date"
+    return fail(TypeError, None, "hash_keys", "str and bytes, or integers alone", got, mend)

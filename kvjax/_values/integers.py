@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 from typing import Any
 
 import numpy as np
 
-from kvjax._values.arrays import check_no_mask
+from kvjax._values.arrays import check_no_mask, first_of
 from kvjax._values.errors import fail
 
 
@@ -43,8 +44,13 @@ def as_array(items: Any, where: str) -> np.ndarray:
     """What NumPy makes of them.
 
     Raises:
+      TypeError: they are a buffer of bytes.
       ValueError: they are nested sequences of several lengths.
     """
+    if _is_buffer(first_of(items)):
+        mend = "make bytes of it, bytes(x), for kvjax.hash_keys, or an array by np.frombuffer(x, dtype)"
+        got = f"a {type(first_of(items)).__name__}, whose bytes would be an id each"
+        raise fail(TypeError, None, where, "an array of ids", got, mend)
     try:
         return np.asarray(items)
     except ValueError as error:
@@ -66,19 +72,21 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
         if not others and not wide:
             return _bits_of([int(x) for x in objects.flat], where).reshape(objects.shape)
         # What is missing explains floats, which NumPy and pandas make of integers beside it; and text explains both.
-        first: Any = min(others, key=lambda x: 1 if _is_missing(x) else 2 * _is_real(x)) if others else ""
-        got = f"a missing id ({first!r})" if _is_missing(first) else f"{type(first).__name__} {first!r}"
+        first: Any = min(others, key=lambda x: 1 if is_missing(x) else 2 * is_real(x)) if others else ""
+        got = f"a missing id ({first!r})" if is_missing(first) else f"{type(first).__name__} {first!r}"
         got = f"{got} among them" if others else f"{wide[0]}, which has more"
     else:
         flat, test = array.reshape(-1), {"f": np.isnan, "M": np.isnat, "m": np.isnat}.get(array.dtype.kind)
         missing = flat[:0] if test is None else flat[test(flat)]
         first: Any = missing[0] if missing.size else np.zeros(1, array.dtype)[0]
-        got = f"{array.dtype} with missing ids ({first})" if _is_missing(first) else str(array.dtype)
+        got = f"{array.dtype} with missing ids ({first})" if is_missing(first) else str(array.dtype)
     mend = "hash strings and other values with kvjax.hash_keys, and give missing ids a number that is padding (pad_id=)"
     if isinstance(first, (bool, np.bool_)):
         mend = "cast them by np.asarray(ids, np.int64)"
-    elif _is_missing(first) or _is_real(first):
+    elif is_missing(first) or is_real(first):
         mend = NO_FLOATS
+    elif isinstance(first, (list, tuple, np.ndarray)):
+        mend = LISTS
     raise fail(TypeError, None, where, "integers of at most 64 bits", got, mend)
 
 
@@ -88,14 +96,30 @@ NO_FLOATS = (
 )
 """The mend for ids that are floats."""
 
+LISTS = (
+    "give what is in the lists as one array, and their lengths to kvjax.lookup_bag(..., lengths=); lists of one length "
+    "are an array by np.stack(ids)"
+)
+"""The mend for columns of lists, which are arrays of objects."""
 
-def _is_real(x: object) -> bool:
+
+def _is_buffer(x: object) -> bool:
+    """Whether this is bytes by another name, of which NumPy would make an array of small integers."""
+    if isinstance(x, bytes) or hasattr(x, "dtype") or hasattr(x, "__array__"):
+        return False
+    try:
+        return memoryview(x).format in ("B", "b", "c")  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        return False
+
+
+def is_real(x: object) -> bool:
     return isinstance(x, (float, np.floating))
 
 
-def _is_missing(x: Any) -> bool:
+def is_missing(x: Any) -> bool:
     """Whether it is what Python, NumPy and pandas write where there is no value."""
-    return x is None or type(x).__name__ in ("NAType", "NaTType") or (_is_real(x) and x != x) or _is_no_time(x)
+    return x is None or type(x).__name__ in ("NAType", "NaTType") or (is_real(x) and x != x) or _is_no_time(x)
 
 
 def _is_no_time(x: object) -> bool:
@@ -125,8 +149,8 @@ def salt_of(salt: Any, where: str) -> int:
         number = None
     if number is None or not _fits(number):
         raise TypeError(
-            f"kvjax: {where}: want an integer of at most 64 bits as salt, got {salt!r}; number the features by "
-            "integers, or give an array of integers, a salt for each key"
+            f"kvjax: {where}: want an integer of at most 64 bits as salt, got {reprlib.repr(salt)}; number the "
+            "features by integers, or give an array of integers, a salt for each key"
         )
     return number % 2**64
 

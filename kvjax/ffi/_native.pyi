@@ -46,6 +46,15 @@ class Native(Protocol):
     def hash_strings(self, items: Sequence[str | bytes], salt: int) -> numpy.typing.NDArray[numpy.int64]:
         """A key (n,) for each of n strings, as UTF-8."""
 
+    def hash_spans(
+        self,
+        data: numpy.typing.NDArray[numpy.uint8],
+        begins: numpy.typing.NDArray[numpy.int64],
+        ends: numpy.typing.NDArray[numpy.int64],
+        salt: int,
+    ) -> numpy.typing.NDArray[numpy.int64]:
+        """A key (n,) for each of n strings in one buffer, as UTF-8."""
+
     def digest(self, data: numpy.typing.NDArray[numpy.uint8]) -> int:
         """The XXH64 of bytes (n,)."""
 

@@ -448,4 +448,11 @@ inline Error ElsewhereError(std::string_view table, std::string_view op) {
                    "a failure in another process", "the error there says why; nothing has changed here");
 }
 
+/// Places of strings that are not in their buffer.
+inline Error SpansError() {
+  return MakeError(ErrorCode::kInvalidArgument, "", "hash_keys", "strings inside of their buffer",
+                   "some that end elsewhere",
+                   "the array is damaged: make it anew, or give a list of its strings");
+}
+
 }  // namespace kvjax

@@ -60,6 +60,25 @@ inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashStrings(const nb::sequen
   return ToNumpy(std::move(out));
 }
 
+/// The hashes of spans of bytes, as of strings that stand in one buffer; other threads of Python run
+/// meanwhile.
+inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashSpans(HostArray<uint8_t> data,
+                                                              HostArray<int64_t> begins,
+                                                              HostArray<int64_t> ends, uint64_t salt) {
+  std::vector<int64_t> out(begins.shape(0));
+  {
+    const WithoutGil others_run;
+    const auto size = static_cast<int64_t>(data.shape(0));
+    if (ends.shape(0) != out.size()) throw SpansError();
+    for (size_t i = 0; i < out.size(); ++i) {
+      const int64_t begin = begins.data()[i], end = ends.data()[i];
+      if (begin < 0 || end < begin || end > size) throw SpansError();
+      out[i] = static_cast<int64_t>(HashBytes(data.data() + begin, static_cast<size_t>(end - begin), salt));
+    }
+  }
+  return ToNumpy(std::move(out));
+}
+
 inline uint64_t Digest(HostArray<uint8_t> data) {
   const WithoutGil others_run;
   return HashBytes(data.data(), data.shape(0), 0);
@@ -135,6 +154,11 @@ inline void BindCommon(nb::module_& m) {
         nb::sig("def hash_strings(items: collections.abc.Sequence[str | bytes], salt: int) -> "
                 "numpy.typing.NDArray[numpy.int64]"),
         "A key (n,) for each of n strings, as UTF-8.");
+  m.def("hash_spans", &HashSpans, nb::arg("data"), nb::arg("begins"), nb::arg("ends"), nb::arg("salt"),
+        nb::sig("def hash_spans(data: numpy.typing.NDArray[numpy.uint8], begins: "
+                "numpy.typing.NDArray[numpy.int64], ends: numpy.typing.NDArray[numpy.int64], salt: int) -> "
+                "numpy.typing.NDArray[numpy.int64]"),
+        "A key (n,) for each of n strings in one buffer, as UTF-8.");
   m.def("digest", &Digest, nb::arg("data"),
         nb::sig("def digest(data: numpy.typing.NDArray[numpy.uint8]) -> int"), "The XXH64 of bytes (n,).");
   m.def("hash_integers", &HashIntegers, nb::arg("items"), nb::arg("salt"),
