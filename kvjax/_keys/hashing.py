@@ -11,7 +11,7 @@ from kvjax._keys.shapes import check_salts
 from kvjax._keys.spans import Spans, spans_of
 from kvjax._values.arrays import HasArray, check_no_mask, first_of
 from kvjax._values.errors import fail
-from kvjax._values.integers import LISTS, NO_FLOATS, as_array, as_bits, is_missing, is_real, salt_of
+from kvjax._values.integers import as_array, as_bits, is_missing, mend_of, salt_of
 from kvjax._values.key_width import check_whole
 from kvjax.ffi import host
 
@@ -135,10 +135,6 @@ def _error_of(items: list[Any]) -> Exception:
         mend = (
             "drop missing ones, or fill them with a string and leave them out by mask=; str() would make one key of all"
         )
-    elif is_missing(first) or is_real(first):
-        mend = NO_FLOATS
-    elif isinstance(first, (list, tuple, np.ndarray)):
-        mend = LISTS
     else:
-        mend = "make strings, bytes or integers of them, such as the bytes of a UUID or the days of a date"
+        mend = mend_of(first, "make strings, bytes or integers of them, as a UUID's bytes or the days of a date")
     return fail(TypeError, None, "hash_keys", "str and bytes, or integers alone", got, mend)

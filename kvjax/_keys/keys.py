@@ -384,7 +384,7 @@ def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Ke
     made = as_keys(ids)
     if made.narrow and key_dtype == "int64":
         raise narrow_error("keys")
-    return Keys(made.words)
+    return Keys(made.words, has_salt=made.has_salt, counts=made.counts)
 
 
 def as_keys(ids: Any, where: str = "keys") -> Keys:

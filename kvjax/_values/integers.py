@@ -81,13 +81,7 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
         first: Any = missing[0] if missing.size else np.zeros(1, array.dtype)[0]
         got = f"{array.dtype} with missing ids ({first})" if is_missing(first) else str(array.dtype)
     mend = "hash strings and other values with kvjax.hash_keys, and give missing ids a number that is padding (pad_id=)"
-    if isinstance(first, (bool, np.bool_)):
-        mend = "cast them by np.asarray(ids, np.int64)"
-    elif is_missing(first) or is_real(first):
-        mend = NO_FLOATS
-    elif isinstance(first, (list, tuple, np.ndarray)):
-        mend = LISTS
-    raise fail(TypeError, None, where, "integers of at most 64 bits", got, mend)
+    raise fail(TypeError, None, where, "integers of at most 64 bits", got, mend_of(first, mend))
 
 
 NO_FLOATS = (
@@ -96,11 +90,21 @@ NO_FLOATS = (
 )
 """The mend for ids that are floats."""
 
-LISTS = (
-    "give what is in the lists as one array, and their lengths to kvjax.lookup_bag(..., lengths=); lists of one length "
-    "are an array by np.stack(ids)"
-)
-"""The mend for columns of lists, which are arrays of objects."""
+
+def mend_of(item: object, otherwise: str) -> str:
+    """What helps against an element that is no id, by what it is."""
+    if isinstance(item, (bool, np.bool_)):
+        return "cast them by np.asarray(ids, np.int64)"
+    if is_missing(item) or is_real(item):
+        return NO_FLOATS
+    if isinstance(item, tuple):
+        return "make keys of each part, and cross them: kvjax.keys(first).salted(second)"
+    if isinstance(item, (list, np.ndarray)):
+        return (
+            "give what is in the lists as one array, and their lengths to kvjax.lookup_bag(..., lengths=); lists of "
+            "one length are an array by np.stack(ids)"
+        )
+    return otherwise
 
 
 def _is_buffer(x: object) -> bool:

@@ -111,7 +111,8 @@ def test_padding_of_salted_keys_is_not_that_of_the_ids(make, tmp_path):
         lambda keys: frozen.lookup(keys, pad_id=-1),
         lambda keys: frozen.as_jax().lookup(keys, pad_id=-1),
     ):
-        for keys in (ids.salted(1), jax.tree.map(jnp.asarray, ids).salted(1)[:, ::-1].reshape(1, 2)):
+        stays = jax.tree.map(jnp.asarray, ids).salted(1)[:, ::-1].reshape(1, 2)
+        for keys in (ids.salted(1), kvjax.keys(ids.salted(1)), stays):
             with pytest.raises(ValueError, match="in which that id is another key; give mask="):
                 call(keys)
     np.testing.assert_array_equal(embed.apply(params, ids, salt=1), [[[3.0], [0.0]]])
