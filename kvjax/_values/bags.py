@@ -74,7 +74,10 @@ def _int32(values: Any, name: str, high: int, table: str, op: str) -> Any:
     if values.size == 0 and isinstance(values, np.ndarray):
         values = values.astype(np.int32)  # an empty list has no type of its own
     if values.dtype.kind not in "iu":
-        raise fail(TypeError, table, op, f"integer {name}", f"{values.dtype}", "convert them first")
+        mend = (
+            "convert them first, and where some are missing (a list that is null has length 0), fill those before that"
+        )
+        raise fail(TypeError, table, op, f"integer {name}", f"{values.dtype}", mend)
     info = np.iinfo(values.dtype)
     return values.clip(max(info.min, -1), min(info.max, high)).astype(np.int32)
 

@@ -327,7 +327,7 @@ BAD = [
     (dict(keys=[1, 2], segment_ids=[0, 1], num_segments=-1), "num_segments in 0"),
     (dict(keys=[1, 2], segment_ids=[0, 1], num_segments=2.0), "num_segments in 0"),
     (dict(keys=[1, 2], lengths=[[1, 1]]), r"want lengths \(b,\)"),
-    (dict(keys=[1, 2], lengths=[0.5]), "want integer lengths"),
+    (dict(keys=[1, 2], lengths=[1, np.nan]), "want integer lengths, got float.*null has length 0.*fill those"),
     (dict(keys=[1, 2], lengths=[-1, 3]), "lengths of at least 0, got -1 for bag 0"),
     (dict(keys=[1, 2], lengths=[1, 2]), "add up to at most 2, the number of keys, got more, from bag 1 on"),
     (dict(keys=[1, 2], lengths=[2**32]), "add up to at most 2"),
