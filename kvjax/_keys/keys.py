@@ -328,8 +328,8 @@ class Keys:
         if not x64_enabled():
             raise TypeError(
                 "kvjax: Keys: want JAX integers of 64 bits, got jax_enable_x64 off, where JAX would cut keys to 32; "
-                "in programs keys == other compares, kvjax.Keys.concatenate joins, and keys.where, keys.reshape and "
-                "keys[...] are there; np.asarray(keys) takes them out"
+                "in programs keys == other compares, kvjax.Keys.concatenate joins, kvjax.keys([a, b]) stacks, and "
+                "keys.where, keys.reshape and keys[...] are there; np.asarray(keys) takes them out"
             )
         return integers_of(self.words, jnp.int64)
 

@@ -1,5 +1,6 @@
 """Strings that `hash_keys` reads where they lie, and columns that it refuses with the mend that is meant."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -86,3 +87,10 @@ def test_bytes_by_another_name_are_no_small_integers(call):
 def test_columns_of_lists_are_no_ids():
     with pytest.raises(TypeError, match=r"got ndarray array\(\[1, 2\]\) among them; give what is in .*lengths="):
         kvjax.keys(arrow.array([[1, 2], [3]]))
+
+
+def test_stacking_by_jax_is_pointed_at_keys():
+    keys = kvjax.keys([1, 2**40])
+    with pytest.raises(TypeError, match=r"cut keys to 32; .*kvjax\.keys\(\[a, b\]\) stacks"):
+        jnp.stack([keys, keys])  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert kvjax.keys([keys, keys]).tolist() == [[1, 2**40]] * 2
