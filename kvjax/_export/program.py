@@ -21,7 +21,7 @@ from kvjax._formats.errors import needed
 from kvjax._lookup.readable import FrozenReadable
 from kvjax._process import PROCESS
 from kvjax._table.registry import tables
-from kvjax._table.table import is_table
+from kvjax._table.table import Table, is_table
 from kvjax._values.arrays import PyTree
 from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
@@ -72,10 +72,11 @@ class Program:
     """
 
     def __init__(
-        self, exported: jax.export.Exported, uses: dict[str, TableUse], paths: Sequence[str], frozen: dict[str, str]
-    ) -> None:
+        self, exported: jax.export.Exported, uses: dict[str, TableUse], paths: Sequence[str], frozen: dict[str, str],
+        places: dict[str, str],
+    ) -> None:  # fmt: skip
         """For `export` and `deserialize`."""
-        self.exported, self.tables, self._frozen = exported, uses, frozen
+        self.exported, self.tables, self._frozen, self._places = exported, uses, frozen, places
         # Of a bare `exported.call` JAX keeps an executable for each object and shape as long as the process lives. What
         # this compiles goes with the program.
         self._call = jax.jit(exported.call)
@@ -86,18 +87,24 @@ class Program:
         """Runs the program.
 
         Args:
-          *args: as for the function. Values in the places of tables are ignored: tables, what `kvjax.orbax.split`
-            leaves there, or None.
+          *args: as for the function. The places of tables may have any handle of the same table, what
+            `kvjax.orbax.split` leaves there, or None.
 
         Returns:
           What the function returned.
 
         Raises:
           KeyError, ValueError: a table of the program is not in the process, or has another dim, dtype or seed.
-          ProgramError: arguments are missing, or have other types.
+          ProgramError: arguments are missing, or have other types, or another table is in the place of one.
         """
         check(self.tables, tables(), "call")
         PROCESS.traced.update(self.tables)
+        for path, name in _places(args).items():
+            if name != (wanted := self._places.get(path, name)):
+                raise ProgramError(
+                    f"kvjax: program, call: want table {wanted!r} at {path!r}, which it finds by this name, got table "
+                    f"{name!r}; export the program again for this table, or give None to read {wanted!r}"
+                )
         for path, said in _frozen(args).items():
             if said != self._frozen.get(path, said):
                 raise ProgramError(
@@ -146,8 +153,9 @@ class Program:
           >>> kvjax.drop_table("doc_serialize")
         """
         needed("flatbuffers", "Program.serialize", "export")
-        about = {"tables": {name: dataclasses.asdict(use) for name, use in self.tables.items()}}
-        head = json.dumps(about | {"inputs": list(self.inputs), "frozen": self._frozen}).encode()
+        about: dict[str, Any] = {"tables": {name: dataclasses.asdict(use) for name, use in self.tables.items()}}
+        about |= {"inputs": list(self.inputs), "frozen": self._frozen, "places": self._places}
+        head = json.dumps(about).encode()
         body = bytes(self.exported.serialize())
         return _HEAD.pack(_MAGIC, len(head), len(body), zlib.crc32(head + body)) + head + body
 
@@ -211,8 +219,8 @@ class Program:
         return f"Program(tables={list(self.tables)}, inputs={self.inputs}, platforms={self.platforms})"
 
 
-def _described(head: bytes, inputs: int) -> tuple[dict[str, TableUse], list[str], dict[str, str]]:
-    """What the bytes of a program say of its tables, its inputs and its frozen tables.
+def _described(head: bytes, inputs: int) -> tuple[dict[str, TableUse], list[str], dict[str, str], dict[str, str]]:
+    """What the bytes of a program say of its tables, its inputs, its frozen tables and the places of its tables.
 
     Args:
       head: in JSON.
@@ -224,9 +232,9 @@ def _described(head: bytes, inputs: int) -> tuple[dict[str, TableUse], list[str]
     try:
         about = json.loads(head)
         uses = {name: TableUse(**use) for name, use in about["tables"].items()}
-        paths, frozen = about["inputs"], about.get("frozen", {})  # early ones have none
+        paths, frozen, places = about["inputs"], about.get("frozen", {}), about.get("places", {})  # early ones: none
         good = isinstance(paths, list) and len(set(paths)) == len(paths) == inputs
-        good = good and all(isinstance(text, str) for text in [*paths, *frozen, *frozen.values()])
+        good = good and all(isinstance(text, str) for text in [*paths, *frozen, *frozen.values(), *places, *places.values()])
         for use in uses.values():
             good = good and is_integer(use.dim) and isinstance(cast("object", use.dtype), str)
             good = good and (use.seed is None or is_integer(use.seed))
@@ -237,7 +245,7 @@ def _described(head: bytes, inputs: int) -> tuple[dict[str, TableUse], list[str]
             f"kvjax: program, deserialize: want what a program says of its tables and {inputs} inputs, "
             f"got {head!r:.200}; export it again, as it is damaged or of a later kvjax"
         ) from error
-    return uses, paths, frozen
+    return uses, paths, frozen, places
 
 
 def _some(items: Collection[str]) -> str:
@@ -334,7 +342,7 @@ def export(
         )
     allowed = [jax.export.DisabledSafetyCheck.custom_call(target) for target in sorted(targets)]
     exported = jax.export.export(jitted, platforms=list(platforms), disabled_checks=allowed)(*specs)
-    return Program(exported, uses, list(given), _frozen(args))
+    return Program(exported, uses, list(given), _frozen(args), _places(args))
 
 
 def _per_array(shapes: Shapes, args: tuple[PyTree, ...]) -> tuple[str | None, ...]:
@@ -365,12 +373,20 @@ def _per_array(shapes: Shapes, args: tuple[PyTree, ...]) -> tuple[str | None, ..
 
 def _frozen(args: tuple[PyTree, ...]) -> dict[str, str]:
     """What frozen tables among arguments are beside their arrays, by where they are."""
-    found = jax.tree_util.tree_leaves_with_path(args, is_leaf=lambda x: isinstance(x, FrozenReadable))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.said
-        for path, leaf in found
-        if isinstance(leaf, FrozenReadable)
-    }
+    return {path: leaf.said for path, leaf in _leaves(args, FrozenReadable)}
+
+
+def _places(args: tuple[PyTree, ...]) -> dict[str, str]:
+    """The names of tables among arguments, by where they are."""
+    return {path: leaf.name for path, leaf in _leaves(args, Table)}
+
+
+def _leaves(args: tuple[PyTree, ...], kind: type[Any]) -> list[tuple[str, Any]]:
+    """The parts of arguments that are of a kind, by where they are."""
+    found = jax.tree_util.tree_leaves_with_path(args, is_leaf=lambda x: isinstance(x, kind))
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in found if isinstance(leaf, kind)
+    ]
 
 
 def _arrays(args: tuple[PyTree, ...]) -> list[tuple[str, Any]]:

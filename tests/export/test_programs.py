@@ -181,7 +181,7 @@ def test_what_cannot_be_exported(table, mesh):
 
 
 @slow
-def test_calls_are_checked(table):
+def test_calls_are_checked(table, make):
     program = kvjax.export(score, {"scale": np.float32(2), "table": table}, kvjax.keys([1]), shapes=SHAPES)
     good = ({"scale": np.float32(1)}, kvjax.keys([1, 2]))
     for args, want in (
@@ -192,6 +192,13 @@ def test_calls_are_checked(table):
     ):  # fmt: skip
         with pytest.raises(ProgramError, match=want):
             program(*args)
+    other = make(2)
+    mine = {"scale": np.float32(1), "table": table}
+    want = f"want table '{table.name}' at '0/table', which it finds by this name, got table '{other.name}'; export"
+    for again in (program, kvjax.Program.deserialize(program.serialize())):
+        assert again(mine | {"table": table.live()}, good[1]).tolist() == again(*good).tolist()
+        with pytest.raises(ProgramError, match=want):
+            again(mine | {"table": other}, good[1])
     kvjax.drop_table(table.name)
     with pytest.raises(KeyError, match="call: want the tables of the program in this process"):
         program(*good)
@@ -216,7 +223,11 @@ def test_calls_are_checked(table):
     said = json.loads(head)
     later = {table.name: {"dim": 2, "dtype": "float32", "seed": None, "later": 1}}
     odd = [{"tables": each} for each in (3, later, {"t": {"dim": "2", "dtype": "float32", "seed": None}})]
-    odd += [{"inputs": each} for each in (["a"], None, [[]] * len(said["inputs"]))] + [{"frozen": {"a": 1}}]
+    odd += [{"inputs": each} for each in (["a"], None, [[]] * len(said["inputs"]))] 
+    odd += [{"frozen": {"a": 1}}, {"places": {"a": 1}}, {"places": None}]
+    early = json.dumps({key: said[key] for key in ("tables", "inputs")}).encode()
+    data = _HEAD.pack(magic, len(early), size, zlib.crc32(early + body)) + early + body
+    assert kvjax.Program.deserialize(data).tables == program.tables
     for forged in (b"", b"null", b"\xff", b"[" * 10**5, *(json.dumps(said | each).encode() for each in odd)):
         bad = _HEAD.pack(magic, len(forged), size, zlib.crc32(forged + body)) + forged + body
         with pytest.raises(ProgramError, match="deserialize: want what a program says of its tables and 2 inputs, got"):
