@@ -234,7 +234,9 @@ def _described(head: bytes, inputs: int) -> tuple[dict[str, TableUse], list[str]
         uses = {name: TableUse(**use) for name, use in about["tables"].items()}
         paths, frozen, places = about["inputs"], about.get("frozen", {}), about.get("places", {})  # early ones: none
         good = isinstance(paths, list) and len(set(paths)) == len(paths) == inputs
-        good = good and all(isinstance(text, str) for text in [*paths, *frozen, *frozen.values(), *places, *places.values()])
+        good = good and all(
+            isinstance(text, str) for text in [*paths, *frozen, *frozen.values(), *places, *places.values()]
+        )
         for use in uses.values():
             good = good and is_integer(use.dim) and isinstance(cast("object", use.dtype), str)
             good = good and (use.seed is None or is_integer(use.seed))

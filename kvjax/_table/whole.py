@@ -182,7 +182,8 @@ class Whole(Handle):
             snapshot or of the arrays.
           merge: keep the rows of the table whose keys are not in `rows`. Unlike `upsert`, this takes frequencies, row
             versions, pins and slots from `rows`, too. Rows without slots get fresh ones when they are next trained.
-            The rows of the table are copied meanwhile, and count as changed, so that the next delta has all of them.
+            The greater last step becomes that of the table, from which ages are counted. The rows of the table are
+            copied meanwhile, and count as changed, so that the next delta has all of them.
             Not for tables over several processes: there, ``kvjax.checkpoint.restore(merge=True)`` does this.
 
         Returns:
@@ -231,7 +232,8 @@ class Whole(Handle):
         not at all, because its moments are corrected by the count. The other slots begin as those of a new row. A
         warning says which are kept, fresh and dropped, unless all are kept. The same name may mean different things:
         ``nu`` of adamax is not ``nu`` of adam; use `clear_slots` in such cases. What an optimizer keeps for all rows is
-        not in the table: begin with ``tx.init(params)``. Also call this after restoring a checkpoint that another
+        not in the table: begin with ``tx.init(params)``, or keep of the old state what fits (docs/restarts.md, In a
+        live process). Also call this after restoring a checkpoint that another
         optimizer has trained. If slots are kept, the table is copied; counts of admission, frequencies and the like
         stay. In several processes, all call this together.
 

@@ -187,6 +187,7 @@ class Restore:
             if self.found:
                 self._check_place(self.table.spec)
             but = ("seed", "initializer") if self.how.own_initializer else ("seed",) if self.drawn else ()
+            self._check_dtype(self.table.spec, saved.meta["dtype"])
             _check_equal(self.table.spec, saved, self.chain.catalog.directory, but)
         elif self.how.own_initializer:
             raise fail(
@@ -195,6 +196,15 @@ class Restore:
             )  # fmt: skip
         rows.check_sizes()
         return saved
+
+    def _check_dtype(self, spec: TableSpec, dtype: str) -> None:
+        """Whether a table has the dtype to which all tables of the call are converted."""
+        if self.how.dtype is not None and spec.dtype != dtype:
+            raise fail(
+                ValueError, spec.name, "restore", f"tables with dtype {dtype!r} beside dtype={dtype!r}, which converts "
+                "all of a call", f"one with dtype {spec.dtype!r}",
+                "restore it in a call of its own, and name the tables of each call",
+            )  # fmt: skip
 
     def _saved(self, rows: ChainRows) -> Saved:
         """What is wanted of what was saved."""
@@ -268,6 +278,9 @@ def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[s
         mend = f"make it as it was saved, or kvjax.drop_table({spec.name!r}) first, and {restored} makes it"
         if want.keys() == {"dtype"}:
             mend = f"give dtype={spec.dtype!r} to convert the rows, or {mend}"
+        if "dim" in want:
+            mend += f"; for its rows in dim {spec.dim}, restore(..., {{{meta['name']!r}: 'another name'}}), and load "
+            mend += "the export of that with other columns (docs/tables.md, Another dim)"
         if want.keys() <= {"seed", "initializer"}:
             mend += "; own_initializer=True keeps its own, so that keys without a row read as other rows than before"
         raise fail(

@@ -142,7 +142,7 @@ def test_damaged_checkpoints_are_refused(damage, make, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"dim": 4}, "dim 3, as saved in .*/1/tables, got one with dim 4; make it"),
+        ({"dim": 4}, "dim 3, as saved in .*/1/tables, got one with dim 4; make it .*; for its rows in dim 4, restore"),
         ({"seed": 1}, "seed 0, .*, got one with seed 1; make it .*drop_table.*; own_initializer=True"),
         ({"dim": 4, "seed": 1}, "dim 3, seed 0, as saved in .*, got one with dim 4, seed 1; make it"),
         ({"initializer": 1.0}, "initializer"),

@@ -211,6 +211,8 @@ def test_rows_are_converted_only_when_asked(make, tmp_path):
             restore(tmp_path / "a", dtype=dtype)
     with pytest.raises(ValueError, match="give dtype='bfloat16' to convert"):
         restore(tmp_path / "a", {"t": half})
+    with pytest.raises(ValueError, match=r"tables with dtype 'float16' beside dtype='float16', .* one with dtype 'bfl"):
+        restore(tmp_path / "a", {"t": half}, dtype="float16")
     got = restore(tmp_path / "a", {"t": half}, dtype="bfloat16")["t"].export(slots=True)
     want = table.export(slots=True)
     np.testing.assert_array_equal(got.values, want.values.astype(jnp.bfloat16))

@@ -223,7 +223,7 @@ def test_calls_are_checked(table, make):
     said = json.loads(head)
     later = {table.name: {"dim": 2, "dtype": "float32", "seed": None, "later": 1}}
     odd = [{"tables": each} for each in (3, later, {"t": {"dim": "2", "dtype": "float32", "seed": None}})]
-    odd += [{"inputs": each} for each in (["a"], None, [[]] * len(said["inputs"]))] 
+    odd += [{"inputs": each} for each in (["a"], None, [[]] * len(said["inputs"]))]
     odd += [{"frozen": {"a": 1}}, {"places": {"a": 1}}, {"places": None}]
     early = json.dumps({key: said[key] for key in ("tables", "inputs")}).encode()
     data = _HEAD.pack(magic, len(early), size, zlib.crc32(early + body)) + early + body
