@@ -121,6 +121,10 @@ class Policy(abc.ABC):
         """Whether it judges rows by their values, or a function of the user's may."""
         return self.calls_python() or self._has("min_norm")
 
+    def limits_age(self) -> bool:
+        """Whether rows may be chosen because they have not been written for some steps."""
+        return self._has("max_age")
+
     def _has(self, *names: str) -> bool:
         return any(word.split(":")[0] in names for word in self.formula().split())
 

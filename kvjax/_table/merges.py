@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy as np
 from kvjax._formats.source import Source, Type
 from kvjax._spec.spec import TableSpec
 from kvjax._table.loads import Loading
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, level_of_user
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import among, overlaid_counts
 from kvjax._values.snapshot import Snapshot, concat
+from kvjax.evict import Every
 
 
 def merged(spec: TableSpec, op: str, below: Snapshot, above: Loading) -> Loading:
@@ -37,12 +39,26 @@ def merged(spec: TableSpec, op: str, below: Snapshot, above: Loading) -> Loading
     rest = Source.of(columns, {}).where(~among(as_int64(columns["keys"]), keys))
     # Rows that come without slots get fresh ones, whatever their optimizer has left.
     come = above.rows if above.slot_types else _without(above.rows, "has_slots")
+    _warn_of_ages(spec, op, rest.num_rows, above.last_step - below.rows.last_step)
     rows = _one_after_the_other(come, rest)
     last_step, admission = max(below.rows.last_step, above.last_step), above.admission
     if admission:  # else the table keeps its own
         counts = overlaid_counts([(below.admission, None), (admission, keys)])
         admission = {name: array[:0] for name, array in admission.items()} | counts
     return Loading(rows, last_step, dict(slots), admission)
+
+
+def _warn_of_ages(spec: TableSpec, op: str, rows: int, steps: int) -> None:
+    """Says so if the rows that stay become older by some steps, and the table evicts old ones."""
+    policy = spec.evict.policy if isinstance(spec.evict, Every) else spec.evict
+    if rows and steps > 0 and policy is not None and policy.limits_age():
+        warnings.warn(
+            f"kvjax: table {spec.name!r}, {op}: want rows of a table that has done no more steps beside evict="
+            f"{spec.evict}, got some that are {steps} steps ahead; the {rows:,} rows that stay are older by these now, "
+            "and may be evicted by the next step. Rows from another table can be given the steps of this one first: "
+            "docs/tables.md, Rows under other keys",
+            stacklevel=level_of_user(),
+        )
 
 
 def _without(rows: Source, column: str) -> Source:

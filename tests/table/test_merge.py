@@ -79,3 +79,16 @@ def test_an_import_adds_to_a_table(make):
     table = make(2).upsert(np.array([9]), np.full((1, 2), 4.0))
     table = kvjax.convert.from_dense(np.ones((3, 2), np.float32)).load(table, merge=True)
     assert sorted(table.export().keys.tolist()) == [0, 1, 2, 9] and table.lookup(9).tolist() == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("policy", [kvjax.evict.MaxAge(2), kvjax.evict.MaxAge(2) & kvjax.evict.MinNorm(9.0)])
+def test_rows_of_later_steps_make_the_others_old(policy, make):
+    table, later = trained(make(2, evict=policy.every(1)), MINE, 1), trained(make(2), THEIRS, 6)
+    with pytest.warns(UserWarning, match="some that are 5 steps ahead; the 3 rows that stay are older by these now"):
+        table = table.load(later.export(slots=True), merge=True)
+    assert table.stats().last_step == 6
+    own = trained(make(2, evict=policy.every(1)), MINE, 1)
+    rows, last = later.export(slots=True), own.stats().last_step
+    versions = np.maximum(rows.versions - rows.last_step + last, 0)  # as docs/tables.md has it
+    own = own.load(dataclasses.replace(rows, versions=versions, last_step=last), merge=True)
+    assert len(trained(own, MINE, 1)) == 6
