@@ -18,7 +18,7 @@ from kvjax._values.missing import Missing
 from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import RowsLike, row_of, with_contents
-from kvjax.serving._format import MappedFile, check, finding, identity_of, read
+from kvjax.serving._format import FrozenError, MappedFile, check, finding, identity_of, read
 from kvjax.serving._info import SUFFIX
 from kvjax.serving._reads import FrozenReads, IdsLike
 from kvjax.serving._write import write_again, write_changes, write_whole
@@ -32,7 +32,8 @@ class FrozenTable(FrozenReads):
     """A table that never changes: one file, mapped, for any number of threads and processes at once.
 
     Reading needs only NumPy: ``import kvjax.serving`` does not load JAX. Processes that open the same file share its
-    memory. If another file is written to the same path, open tables stay as they are; `refresh` opens the new file.
+    memory. If another file is written to the same path, open tables stay as they are; `refresh` opens the new file. A
+    pickle has only the path: it loads where the same file is there, and is a `FrozenError` where another is.
 
     Attributes:
       path: of the file.
@@ -269,7 +270,13 @@ class FrozenTable(FrozenReads):
         check(self.path, self._mapped)
 
     def __reduce__(self) -> Any:
-        return type(self).open, (str(self.path),)
+        return _of_digest, (str(self.path), self._mapped.digest, self._released)
+
+    def __copy__(self) -> FrozenTable:
+        return self  # nothing in it changes, and its path may have another file by now
+
+    def __deepcopy__(self, memo: object) -> FrozenTable:
+        return self
 
     @property
     def nbytes(self) -> int:
@@ -309,3 +316,20 @@ class FrozenTable(FrozenReads):
         from kvjax.serving._jax import arrays_of
 
         return arrays_of(self._mapped, capacity)
+
+
+def _of_digest(path: str, digest: int, released: bool) -> FrozenTable:
+    """A table that was pickled, from its file.
+
+    Raises:
+      FrozenError: another file has taken its place, or it is damaged.
+      OSError: it cannot be opened.
+    """
+    frozen = FrozenTable(Path(path), mapped := read(Path(path)), released)
+    if mapped.digest != digest:
+        raise fail(
+            FrozenError, frozen.name, "unpickle", f"the file {path!r} that was pickled, of CRC-32 {digest:08x}",
+            f"another one in its place, of {mapped.digest:08x}",
+            "give the other process the path, and have it open what is there",
+        )  # fmt: skip
+    return frozen

@@ -1,5 +1,6 @@
 """Frozen tables read as the tables they were written from, without JAX."""
 
+import copy
 import dataclasses
 import pickle
 import subprocess
@@ -61,6 +62,9 @@ def test_reads_as_the_table(make, tmp_path):
     check(frozen, table, AWKWARD)  # as it was
     assert frozen.refresh().lookup(AWKWARD[0]).tolist() == rows[2].tolist() and changed.refresh() is changed
     assert len(pickle.loads(pickle.dumps(changed))) == 7
+    assert copy.copy(frozen) is copy.deepcopy(frozen) is frozen  # whose path has another table by now
+    with pytest.raises(FrozenError, match=r"unpickle: want the file '.*/t' that was pickled, .*, got another one"):
+        pickle.loads(pickle.dumps(frozen))
 
 
 @slow
