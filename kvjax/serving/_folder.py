@@ -235,7 +235,7 @@ class Folder:
 
 
 def _is_name(text: bytes) -> bool:
-    return re.fullmatch(rb"[0-9]{8}", text) is not None
+    return re.fullmatch(rb"[0-9]{8}|[1-9][0-9]{8,17}", text) is not None
 
 
 # ---- what is in a release ------------------------------------------------------------------------------------
