@@ -34,9 +34,11 @@ def test_who_reads_makes_no_folder(tmp_path):
 
 def test_a_release_is_changed_by_nobody(tmp_path):
     releases = Releases(tmp_path)
-    table = releases.publish({"one": rows(1)}, missing="zeros")["one"]
-    with pytest.raises(ValueError, match=r"a table of a release, which never changes; .* Releases\.update"):
-        table.update([1], np.zeros((1, 4)))
+    release = releases.publish({"one": rows(1)}, missing="zeros")
+    table = release["one"]
+    for of_release in (table, pickle.loads(pickle.dumps(table)), pickle.loads(pickle.dumps(release))["one"]):
+        with pytest.raises(ValueError, match=r"a table of a release, which never changes; .* Releases\.update"):
+            of_release.update([1], np.zeros((1, 4)))
     assert table.update([1], np.zeros((1, 4)), path=tmp_path / "own").update([1], np.ones((1, 4))).lookup(1)[0] == 1
     for tables, files, error in (({"日本" * 60: rows(1)}, {}, ValueError), ({}, {"w": "text"}, TypeError)):
         with pytest.raises(error, match=rf"kvjax: {'file' if files else 'table'} '.*', publish: want"):
@@ -272,6 +274,44 @@ def test_a_folder_that_is_made_anew_has_other_releases_of_the_same_numbers(tmp_p
             shutil.rmtree(tmp_path / "v")
     changed = trainer.update({"t": Changes([1], np.full((1, 4), 9))})
     assert changed["t"].lookup([0, 1])[:, 0].tolist() == [2.0, 9.0] and changed.files["value"] == b"2"
+
+
+_FORKS = """
+import os, signal, sys, threading
+from kvjax.serving import Releases, _releases
+releases, identity_at = Releases(sys.argv[1]), _releases.identity_at
+looking, go = threading.Event(), threading.Event()
+
+def waiting(path):
+    looking.set(), go.wait()
+    return identity_at(path)
+
+_releases.identity_at = waiting
+threading.Thread(target=releases.refresh).start()
+looking.wait()
+_releases.identity_at = identity_at
+if (child := os.fork()) == 0:
+    signal.alarm(20)
+    os._exit(releases.refresh().number)
+go.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_was_forked_while_a_thread_opens_a_release_opens_it_too(tmp_path):
+    Releases(tmp_path).publish({"t": rows(1, 3)}, missing="zeros")
+    command = [sys.executable, "-W", "ignore", "-c", _FORKS, str(tmp_path)]  # Python warns of forks beside threads
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "1\n"
+
+
+def test_numbers_of_more_than_eight_digits(tmp_path):
+    releases = Releases(tmp_path)
+    releases.publish({"t": rows(1, 3)}, missing="zeros")
+    (tmp_path / "00000001").rename(tmp_path / "99999999")
+    (tmp_path / "current").write_text("99999999")
+    assert [releases.publish({"t": rows(2, 3)}, missing="zeros").number for _ in range(2)] == [10**8, 10**8 + 1]
+    assert [info.number for info in Releases(tmp_path).history()] == [10**8, 10**8 + 1]
+    assert Releases(tmp_path).open(10**8)["t"].lookup(1).tolist() == [2.0] * 4
 
 
 def test_arguments_that_mean_nothing_publish_nothing(tmp_path):
