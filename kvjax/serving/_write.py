@@ -88,28 +88,28 @@ def write_changes(
     codes, scales = quantiser.encode(rows[order], own)
 
     n, hashes = description.rows, old.arrays["hashes"]
-    keep = np.ones(n, bool)
-    for some in (added, gone):
-        at, found = find(hashes, old.arrays["starts"], description.steps, some)
-        keep[at[found]] = False
-    kept = np.flatnonzero(keep)
-    # Where each row comes from: one of the old rows, or, from n on, one of the new ones.
-    places = np.searchsorted(hashes[kept], added)
-    sources = np.insert(kept, places, n + np.arange(len(added)))
-    merged = np.insert(hashes[kept], places, added)
+    at, found = find(hashes, old.arrays["starts"], description.steps, np.concatenate([added, gone]))
+    drop = np.unique(at[found])
 
     def parts() -> Parts:
-        size = _block(description.dim)
-        yield "hashes", merged
-        for start in range(0, len(sources), size):
-            yield from _stored(_pick(old, (codes, scales), sources[start : start + size]))
+        size, done = _block(description.dim), 0
+        for start in range(0, max(n, 1), size):
+            end = min(start + size, n)
+            # Of a damaged file, whose hashes are not in order, each row is taken once, too.
+            next_done = len(added) if end == n else max(done, int(np.searchsorted(added, hashes[end])))
+            merged, sources = _merged(hashes, start, end, drop, added[done:next_done], n + done)
+            done = next_done
+            yield "hashes", merged
+            for some in range(0, len(sources), size):
+                yield from _stored(_pick(old, (codes, scales), sources[some : some + size]))
         last = old.arrays["rows"][n:], old.arrays["scales"][n:] if "scales" in old.arrays else None
         given = None if default is None else Quantiser(description.dtype, _what(name, "update")).encode(default[None])
         yield from _stored(last if given is None else given)
 
-    error = _after(description.error, quantiser.report(), description.rows, len(sources))
+    rows_now = n - len(drop) + len(added)
+    error = _after(description.error, quantiser.report(), description.rows, rows_now)
     description = dataclasses.replace(
-        description, rows=len(sources), step=description.step if step is None else int(step),
+        description, rows=rows_now, step=description.step if step is None else int(step),
         missing=description.missing if default is None else "row",
     )  # fmt: skip
     _write(path, description, old.arrays.get("pool"), lambda: error, parts())
@@ -168,6 +168,27 @@ def _after(
         rms=max(before.rms, now.rms),
         cosine=min(before.cosine, now.cosine),
     )
+
+
+def _merged(
+    hashes: np.ndarray, start: int, end: int, drop: np.ndarray, added: np.ndarray, first: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of a range of rows, with new ones among them, in order, and where the row of each comes from.
+
+    Args:
+      hashes: of all rows.
+      start: of the range.
+      end: of the range.
+      drop: positions of rows that go, in order.
+      added: the new hashes, in order.
+      first: where the rows of these come from; those of the old ones come from their positions.
+    """
+    keep = np.ones(end - start, bool)
+    keep[drop[slice(*np.searchsorted(drop, [start, end]))] - start] = False
+    kept = start + np.flatnonzero(keep)
+    own = hashes[kept]
+    places = np.searchsorted(own, added)
+    return np.insert(own, places, added), np.insert(kept, places, first + np.arange(len(added)))
 
 
 def _pick(old: MappedFile, new: Codes, sources: np.ndarray) -> Codes:

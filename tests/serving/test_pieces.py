@@ -7,6 +7,7 @@ import pytest
 
 import kvjax
 from kvjax._formats import source
+from kvjax._values.exported import Exported
 from kvjax.checkpoint import save
 from kvjax.serving import FrozenTable, Releases
 from tests.support.marks import slow
@@ -81,3 +82,38 @@ def test_a_part_is_in_memory(prune, make, tmp_path, monkeypatch):
     finally:
         tracemalloc.stop()
     assert peak < 50_000 * 800 / 3 and len(frozen) == (49_999 if prune is None else 499), peak
+
+
+def exported(n):
+    zeros, values = np.zeros(n, np.int64), np.arange(4.0 * n, dtype=np.float32).reshape(n, 4)
+    return Exported(np.arange(n), values, zeros, zeros, {}, zeros > 0, zeros > 0, 0, n)
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000])
+def test_an_update_in_pieces_has_the_bytes_of_one_at_once(n, tmp_path, monkeypatch):
+    rng, found = np.random.default_rng(0), []
+    before = FrozenTable.write(tmp_path / "t", exported(n), missing="zeros", quantise="int8")
+    changed, removed = np.split(rng.permutation(n + 300)[: n // 2 + 200], [n // 4 + 150])  # some of them are there
+    for block in (1 << 22, 64, 16):
+        monkeypatch.setattr("kvjax.serving._write._BLOCK_BYTES", block)
+        after = before.update(changed, np.ones((len(changed), 4)), removed=removed, path=tmp_path / "u")
+        after.verify()
+        found.append(after.path.read_bytes())
+    assert found[0] == found[1] == found[2]
+    kept = np.setdiff1d(np.arange(n), np.concatenate([changed, removed]))
+    assert (after.lookup(changed) == 1).all() and not after.contains(removed).any()
+    np.testing.assert_array_equal(after.lookup(kept), before.lookup(kept))
+    assert len(after) == len(kept) + len(changed) and not len(before.update(removed=np.arange(n), path=tmp_path / "u"))
+
+
+def test_an_update_has_a_part_in_memory(tmp_path, monkeypatch):
+    """Of 24 bytes a row; beside it there is a number for each bucket."""
+    monkeypatch.setattr("kvjax.serving._write._BLOCK_BYTES", 1 << 19)
+    before = FrozenTable.write(tmp_path / "t", exported(300_000), missing="zeros")
+    tracemalloc.start()
+    try:
+        before.update([1, 300_001], np.ones((2, 4)), removed=[2])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 300_000 * 20, peak
