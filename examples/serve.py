@@ -13,6 +13,7 @@ mixed two releases would end this with an error.
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import http.client
 import io
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -44,47 +46,78 @@ def layers_of(data: bytes) -> dict[str, np.ndarray]:
     return dict(np.load(io.BytesIO(data)))
 
 
-def predict(release: Release, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
+def predict(release: Release, keys: Any, dense: Any) -> np.ndarray:
     """Click probabilities ``(n,)`` of keys ``(n, 26)``, some of them `PAD`, and dense features ``(n, 13)``."""
     layers = layers_of(release.files["dense.npz"])
-    x = np.concatenate([release["ads"].lookup_bag(keys, pad_id=PAD), dense], 1)
+    x = np.concatenate([release["ads"].lookup_bag(keys, pad_id=PAD), np.asarray(dense, np.float32)], 1)
     x = np.maximum(x @ layers["kernel0"] + layers["bias0"], 0)
     return 1 / (1 + np.exp(-(x @ layers["kernel1"] + layers["bias1"])[:, 0]))
 
 
-def newest(releases: Releases) -> Release:
-    """The newest release that can be opened."""
-    try:
-        return releases.refresh()
-    except (FrozenError, OSError):
-        return releases.current()
+class Server:
+    """An ASGI application: POST {"keys": [[...]], "dense": [[...]]} gives {"release": 1, "p": [...]}, and GET /metrics
+    what Prometheus reads. Of several processes, each has its own."""
 
+    def __init__(self, releases: Releases) -> None:
+        self.releases, self.refreshed = releases, 0.0
+        self.counts = Counter[str](kvjax_failed_refreshes_total=0)
 
-def app_of(releases: Releases) -> Any:
-    """An ASGI application: POST {"keys": [[...]], "dense": [[...]]} gives {"release": 1, "p": [...]}."""
+    def refresh(self) -> None:
+        """Opens the newest release; requests have the one of before until it is open, and if it cannot be opened."""
+        try:
+            self.releases.refresh()
+            self.refreshed = time.time()
+        except (FrozenError, OSError) as error:
+            self.counts["kvjax_failed_refreshes_total"] += 1
+            print(error, file=sys.stderr, flush=True)
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    def refresh_always(self) -> None:
+        while True:
+            self.refresh()
+            time.sleep(0.05)
+
+    def answer(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        try:
+            asked = json.loads(body)
+            release = self.releases.current()  # one for the whole request
+            p = predict(release, asked["keys"], asked["dense"])
+        except FrozenError as error:  # there is none yet
+            return 503, {"error": str(error)}
+        except (KeyError, TypeError, ValueError) as error:
+            return 400, {"error": str(error)}
+        valid = np.array(asked["keys"]) != PAD
+        self.counts["kvjax_keys_total"] += int(valid.sum())
+        self.counts["kvjax_missing_keys_total"] += int((valid & ~release["ads"].contains(asked["keys"])).sum())
+        return 200, {"release": release.number, "p": p.tolist()}
+
+    def metrics(self) -> str:
+        found: dict[str, float] = {"kvjax_refreshed_seconds": self.refreshed}
+        with contextlib.suppress(FrozenError):  # there is none yet
+            release = self.releases.current()
+            found["kvjax_release"] = release.number
+            found["kvjax_release_published_seconds"] = release.info.published.timestamp()
+            for name, table in release.items():
+                found[f'kvjax_table_step{{table="{name}"}}'] = table.step
+                found[f'kvjax_rows{{table="{name}"}}'] = len(table)
+        return "".join(f"{name} {value}\n" for name, value in (found | self.counts).items())
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         body, more = b"", True
         while more:
             message = await receive()
-            body, more = body + message["body"], message.get("more_body", False)
-        try:
-            asked = json.loads(body)
-            release = newest(releases)  # one for the whole request
-            keys = np.array(asked["keys"], np.int64)
-            p = predict(release, keys, np.array(asked["dense"], np.float32))
-            status, answer = 200, {"release": release.number, "p": p.tolist()}
-        except FrozenError as error:  # there is none yet
-            status, answer = 503, {"error": str(error)}
-        except (KeyError, TypeError, ValueError) as error:
-            status, answer = 400, {"error": str(error)}
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
-
-    return app
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        if scope["path"] == "/metrics":
+            status, kind, data = 200, b"text/plain; version=0.0.4", self.metrics()
+        else:
+            status, answer = self.answer(body)
+            kind, data = b"application/json", json.dumps(answer)
+            self.counts[f'kvjax_requests_total{{status="{status}"}}'] += 1
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": data.encode()})
 
 
 def serve(folder: Path) -> None:
@@ -94,7 +127,9 @@ def serve(folder: Path) -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does it for its own sockets alone
     print(sock.getsockname()[1], flush=True)
-    config = uvicorn.Config(app_of(Releases(folder)), log_level="warning", lifespan="off")
+    server = Server(Releases(folder))
+    threading.Thread(target=server.refresh_always, daemon=True).start()  # or all requests wait for what it reads
+    config = uvicorn.Config(server, log_level="warning", lifespan="off")
     asyncio.run(uvicorn.Server(config).serve(sockets=[sock]))
 
 

@@ -1,6 +1,7 @@
 """The examples run, resume after a kill to the same result, and read what they say they read."""
 
 import asyncio
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvjax._values.exported import Exported
 from kvjax.serving import Releases
 from tests.support import processes
 from tests.support.marks import few, slow
@@ -112,20 +114,55 @@ def test_serve_updates_while_it_answers():
     assert "exported program" in printed and "FrozenTable, float32" in printed
 
 
-def test_a_server_goes_on_with_the_last_whole_release(tmp_path):
-    releases, sent = Releases(tmp_path), []
+def test_a_server_goes_on_with_the_last_whole_release_and_counts(tmp_path, capsys):
+    releases, trainer = Releases(tmp_path), Releases(tmp_path)
+    server, request = serve.Server(releases), {"type": "http.request"}
 
-    async def receive():
-        return {"body": b"{}"}
+    def asked(*messages, path="/"):
+        parts, sent = iter(messages), []
 
-    async def send(message):
-        sent.append(message)
+        async def receive():
+            return next(parts)
 
-    asyncio.run(serve.app_of(releases)({"type": "http"}, receive, send))
-    assert sent[0]["status"] == 503 and b"want a release" in sent[1]["body"]
-    first = releases.publish({})
+        async def send(message):
+            sent.append(message)
+
+        asyncio.run(server({"type": "http", "path": path}, receive, send))
+        return (sent[0]["status"], sent[1]["body"]) if sent else None
+
+    def posted(keys):
+        body = json.dumps({"keys": keys, "dense": [[0.0] * 13]}).encode()
+        return asked(
+            {"type": "http.request", "body": body[:9], "more_body": True}, {"type": "http.request", "body": body[9:]}
+        )
+
+    def metrics():
+        return dict(line.rsplit(" ", 1) for line in asked(request, path="/metrics")[1].decode().splitlines())
+
+    status, body = posted([[1]])
+    assert status == 503 and b"want a release" in body
+    assert metrics()['kvjax_requests_total{status="503"}'] == "1"
+    zeros, layers = np.zeros(2, np.int64), io.BytesIO()
+    ads = Exported(np.arange(2), np.ones((2, 3), np.float32), zeros, zeros, {}, zeros > 0, zeros > 0, 7, 2)
+    np.savez(layers, kernel0=np.ones((16, 2)), bias0=np.zeros(2), kernel1=np.ones((2, 1)), bias1=np.zeros(1))
+    trainer.publish({"ads": ads}, {"dense.npz": layers.getvalue()}, missing="zeros")
+    server.refresh()
+    status, body = posted([[0, 1, serve.PAD, 2**40]])
+    assert status == 200 and json.loads(body) == {"release": 1, "p": [pytest.approx(1 / (1 + np.exp(-4)))]}
+    for no_key in (1.5, "1", 2**70):
+        assert posted([[no_key]])[0] == 400  # and not that of another
+    assert asked(request | {"more_body": True}, {"type": "http.disconnect"}) is None
     (tmp_path / "current").write_bytes(b"00000009")
-    assert serve.newest(releases) is first
+    server.refresh()
+    assert "want the files of the current release" in capsys.readouterr().err and posted([[0]])[0] == 200
+    said = metrics()
+    assert float(said.pop("kvjax_release_published_seconds")) <= float(said.pop("kvjax_refreshed_seconds"))
+    assert {name: int(value) for name, value in said.items()} == {
+        "kvjax_release": 1, 'kvjax_table_step{table="ads"}': 7, 'kvjax_rows{table="ads"}': 2,
+        "kvjax_keys_total": 4, "kvjax_missing_keys_total": 1, "kvjax_failed_refreshes_total": 1,
+        'kvjax_requests_total{status="200"}': 2, 'kvjax_requests_total{status="400"}': 3,
+        'kvjax_requests_total{status="503"}': 1,
+    }  # fmt: skip
 
 
 def alike(a, b):

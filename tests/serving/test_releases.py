@@ -276,34 +276,6 @@ def test_a_folder_that_is_made_anew_has_other_releases_of_the_same_numbers(tmp_p
     assert changed["t"].lookup([0, 1])[:, 0].tolist() == [2.0, 9.0] and changed.files["value"] == b"2"
 
 
-_FORKS = """
-import os, signal, sys, threading
-from kvjax.serving import Releases, _releases
-releases, identity_at = Releases(sys.argv[1]), _releases.identity_at
-looking, go = threading.Event(), threading.Event()
-
-def waiting(path):
-    looking.set(), go.wait()
-    return identity_at(path)
-
-_releases.identity_at = waiting
-threading.Thread(target=releases.refresh).start()
-looking.wait()
-_releases.identity_at = identity_at
-if (child := os.fork()) == 0:
-    signal.alarm(20)
-    os._exit(releases.refresh().number)
-go.set()
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_child_that_was_forked_while_a_thread_opens_a_release_opens_it_too(tmp_path):
-    Releases(tmp_path).publish({"t": rows(1, 3)}, missing="zeros")
-    command = [sys.executable, "-W", "ignore", "-c", _FORKS, str(tmp_path)]  # Python warns of forks beside threads
-    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "1\n"
-
-
 def test_numbers_of_more_than_eight_digits(tmp_path):
     releases = Releases(tmp_path)
     releases.publish({"t": rows(1, 3)}, missing="zeros")
