@@ -16,11 +16,13 @@ import os
 import re
 import secrets
 import shutil
+import threading
 import time
 import warnings
+import weakref
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 from urllib.parse import quote
 
 from kvjax._formats.atomic import flush, saying, unlock, written
@@ -43,10 +45,22 @@ class Folder:
 
     Args:
       path: of the folder, which the first writer makes.
+
+    Attributes:
+      opening: held by the thread that opens a release.
     """
 
+    _all: ClassVar[weakref.WeakSet[Folder]] = weakref.WeakSet()
+
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.opening = path, threading.Lock()
+        self._all.add(self)
+
+    @classmethod
+    def forget_threads(cls) -> None:
+        """Of a process that was forked, in which the one is not that may have been opening a release."""
+        for folder in cls._all:
+            folder.opening = threading.Lock()
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
@@ -232,6 +246,9 @@ class Folder:
 
     def _numbers(self) -> list[int]:
         return sorted(int(path.name) for path in self.path.iterdir() if _is_name(path.name.encode()))
+
+
+os.register_at_fork(after_in_child=Folder.forget_threads)
 
 
 def _is_name(text: bytes) -> bool:

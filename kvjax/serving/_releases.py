@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import threading
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,18 +30,6 @@ if TYPE_CHECKING:
 
 class _OvertakenError(Exception):
     """Another release of a checkpoint has become the current one, of a newer one perhaps."""
-
-
-_ALL: weakref.WeakSet[Releases] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """In the child, where no thread is that may have been opening a release."""
-    for releases in _ALL:
-        releases._opening = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 class Releases:
@@ -81,8 +66,6 @@ class Releases:
         self._folder = Folder(self.path)
         self._current: Release | None = None
         self._identity: bytes | None = None  # of the current one
-        self._opening = threading.Lock()
-        _ALL.add(self)
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
@@ -137,7 +120,7 @@ class Releases:
           (True, 2, [9.0])
           >>> kvjax.drop_table("doc_releases_refresh")
         """
-        with self._opening:
+        with self._folder.opening:
             while True:
                 name = self._folder.name()
                 now, identity = self._current, identity_at(self.path / name)
