@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import weakref
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -240,8 +241,8 @@ class External:
     Rows from `Table.load` or a restore are in memory, all of them, and are put by the next call.
 
     The engine is not a checkpoint: the index is gone when the process ends, and a new table does not read what another
-    one has put. Rows stay in the engine when the table is dropped, moved or replaced; rows that are removed, evicted or
-    cleared are deleted. An engine is for one table, in one place, on the CPU.
+    one has put. Rows stay in the engine when the table is dropped, moved or replaced, and kvjax lets go of the engine
+    then; rows that are removed, evicted or cleared are deleted. An engine is for one table, in one place, on the CPU.
 
     Attributes:
       engine: an `Engine`.
@@ -295,6 +296,46 @@ class External:
     @property
     def text(self) -> str:
         return "engine"
+
+    @property
+    def given(self) -> External | None:
+        """What the user has given, as long as it lives."""
+        return self
+
+    def of_table(self) -> External:
+        """For the spec of a table, which JAX keeps when the table is gone: it does not keep the engine."""
+        return _OfTable(self)
+
+
+class _OfTable(External):
+    """An `External` that lives as long as somebody else has it, as the calls of its table do.
+
+    Args:
+      given: by the user.
+    """
+
+    def __init__(self, given: External) -> None:
+        vars(self).update(_given=weakref.ref(given), _hash=hash(given))
+
+    @property
+    def engine(self) -> Engine | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if self.given is None else self.given.engine
+
+    @property
+    def given(self) -> External | None:
+        return vars(self)["_given"]()
+
+    def of_table(self) -> External:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (self.given is not None and super().__eq__(other))
+
+    def __hash__(self) -> int:
+        return vars(self)["_hash"]
+
+    def __repr__(self) -> str:
+        return f"External(engine={self.engine!r})"
 
 
 @dataclasses.dataclass(frozen=True)

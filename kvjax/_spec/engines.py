@@ -22,7 +22,8 @@ class Calls:
     """
 
     def __init__(self, spec: TableSpec) -> None:
-        self._spec, self._engine = spec, spec.storage.engine
+        self._spec, self._storage = spec, spec.storage.given  # which nobody else may have
+        self._engine = self._storage.engine
 
     def get(self, column: Column, keys: np.ndarray, width: int) -> np.ndarray:
         """Rows ``(n * width,)`` uint8."""

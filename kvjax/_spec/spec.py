@@ -18,7 +18,7 @@ from kvjax._values.snapshot import from_native
 from kvjax.admit import MinCount, Sketch
 from kvjax.ffi import host, module
 from kvjax.initializers import Generated, ResolvedInitializer
-from kvjax.storage import Storage
+from kvjax.storage import External, Storage
 
 if TYPE_CHECKING:
     from kvjax.ffi._native import Native  # pyright: ignore[reportMissingModuleSource]  # a stub alone
@@ -51,6 +51,10 @@ class TableSpec(Options):
         for option in ENTRIES:
             request.resolve(option, getattr(options, option))
         return cls(name=name, dim=request.dim, placement=placement, **request.options)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.storage, External):
+            vars(self)["storage"] = self.storage.of_table()
 
     def __setattr__(self, option: str, value: Any) -> None:
         # What `frozen=True` would do, which a subclass of `Options` cannot have: compiled programs are found by specs.
