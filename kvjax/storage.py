@@ -130,8 +130,9 @@ class Engine(Protocol):
 
     A key has up to two rows: its "values" ``(dim,)`` of the table's dtype, and once an optimizer with slots has trained
     it, its "slots" ``(bytes,)`` uint8. The keys of a call are distinct. The table calls these methods one at a time,
-    from any thread. They must not call the table or JAX. kvjax's errors quote an exception that they raise; the error
-    of a write outside of ``jit``, and of `kvjax.commit`, also has it as its ``__cause__``.
+    from any thread. They must not call the table or JAX, nor wait for a thread that does. kvjax's errors quote an
+    exception that they raise; the error of a write outside of ``jit``, and of `kvjax.commit`, also has it as its
+    ``__cause__``.
 
     Example:
       >>> import kvjax, numpy as np
@@ -228,12 +229,13 @@ class Engine(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class External:
-    """Rows in an engine of your own. The index, frequencies and versions, 24 to 32 bytes a key, stay in memory.
+    """Rows in an engine of your own. The index, frequencies and versions, 28 to 39 bytes a key, stay in memory.
 
     A call gets the rows of its keys from the engine before it begins, and puts the rows that it has changed when it
-    ends. Between calls no row is in memory, so a table may be larger than memory, and a server can read the engine
-    directly. Each call waits for the engine. Eviction by ``MinNorm`` and by scores, and exports, read all rows.
-    Exports, saves and moves have all rows in memory at once, so they are for tables that fit.
+    ends. Between calls no row is in memory, only up to 64 MiB of space for those of the next call. So a table may be
+    larger than memory, and a server can read the engine directly. Each call waits for the engine. Eviction by
+    ``MinNorm`` and by scores, and exports, read all rows. Exports, saves and moves have all rows in memory at once, so
+    they are for tables that fit.
 
     If the engine fails to return rows, the call is an error and changes nothing. If it fails to store rows, they stay
     in memory, with a warning; if it fails to delete some, the table no longer has them, but the engine may, and another

@@ -1,9 +1,10 @@
 // Rows that live in the user's engine: they are in memory only while a call works on them.
 //
-// The index and the headers of such a table stay in memory, and its planes are address space: what a call
-// wants of them is brought from the engine first, which may fail and changes nothing; what it has changed is
-// put back when it ends. Rows that the engine does not take stay in memory, and are tried again by the next
-// write before it begins. So a table is always whole: what is here is newer than what is there.
+// The index and the headers of such a table stay in memory, and its planes are scratch, where the rows of a
+// call have places one behind the other: what it wants of them is brought from the engine first, which may
+// fail and changes nothing; what it has changed is put back when it ends. Rows that the engine does not take
+// stay in memory, and are tried again by the next write before it begins. So a table is always whole: what is
+// here is newer than what is there.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -28,22 +29,8 @@ struct Engine {
   using Keys = std::span<const uint64_t>;
   /// rows: (n, width) bytes
   std::function<void(std::string_view column, Keys keys, size_t width, std::byte* rows)> get;
-  std::function<void(std::string_view column, Keys keys, size_t width, const std::byte* rows)> put;
+  std::function<void(std::string_view column, Keys keys, size_t width, std::vector<std::byte> rows)> put;
   std::function<void(Keys keys)> remove;
-};
-
-/// Slabs of which a page is memory only while something is in it.
-class AddressSpace final : public SlabAllocator {
- public:
-  std::byte* Allocate(size_t bytes) override {
-    std::byte* const slab = MapPages(bytes, false);
-    WantSmallPages(slab, bytes);
-    return slab;
-  }
-  void Free(std::byte* slab, size_t bytes) noexcept override { UnmapPages(slab, bytes); }
-  [[nodiscard]] size_t Taken(size_t used, size_t reserved) const override {
-    return std::min(InPages(used, false), reserved);
-  }
 };
 
 class RowsAway {
@@ -59,27 +46,50 @@ class RowsAway {
     return std::make_unique<RowsAway>(engine_, row_bytes_, seen_);
   }
 
-  [[nodiscard]] bool here(uint32_t row, Column column) const { return (here_[row] & column) == column; }
+  [[nodiscard]] bool here(uint32_t row, Column column) const { return (rows_[row] & column) == column; }
+
+  // ---- where rows are in the planes
+  // ------------------------------------------------------------------------
+
+  /// Its place while a call has the row; of others the first one, where no row is.
+  [[nodiscard, gnu::always_inline]] uint32_t PlaceOf(uint32_t row) const { return rows_[row] / kPlace; }
+  /// Makes space for n more, and returns how many places there are then. Throws std::bad_alloc.
+  [[nodiscard]] size_t ReservePlaces(size_t n) {
+    if (n >= UINT32_MAX / kPlace - placed_.size()) throw std::bad_alloc();
+    Grow(placed_, n);
+    return 1 + placed_.size() + n;
+  }
+  /// Gives a row the next place, unless it has one.
+  void Place(uint32_t row) noexcept {
+    if (PlaceOf(row) != 0) return;
+    placed_.push_back(row);
+    rows_[row] += static_cast<uint32_t>(placed_.size()) * kPlace;
+  }
 
   // ---- rows that come and go with their keys, in space that has been reserved
   // ------------------------------
 
   void Reserve(size_t rows, size_t more) {
-    if (rows > here_.size()) here_.resize(std::max(rows, 2 * here_.size()));
+    if (rows > rows_.size()) rows_.resize(std::max(rows, 2 * rows_.size()));
     promised_ = more;
     Grow(entries_, more);
   }
   void ReserveErase(size_t n) { Grow(gone_, n); }
   void Inserted(uint64_t key, uint32_t row) noexcept {
-    here_[row] = kBoth;
+    rows_[row] |= kBoth;
     entries_.push_back({key, row});
     if (promised_ > 0) --promised_;
   }
   void Erased(uint64_t key, uint32_t row) noexcept {
-    here_[row] = kNone;
+    rows_[row] &= ~uint32_t{kBoth};
     gone_.push_back(key);
   }
-  void Moved(uint32_t from, uint32_t to) noexcept { here_[to] = std::exchange(here_[from], kNone); }
+  /// Its row id, to one that no key has.
+  void Moved(uint32_t from, uint32_t to) noexcept {
+    if (PlaceOf(from) != 0) placed_[PlaceOf(from) - 1] = to;
+    if (PlaceOf(to) != 0) placed_[PlaceOf(to) - 1] = from;
+    std::swap(rows_[from], rows_[to]);
+  }
   /// Once rows have moved: find(key) gives the row that a key has now.
   template <class Find>
   void Renumber(Find find) noexcept {
@@ -114,19 +124,23 @@ class RowsAway {
       if ((columns & column) == 0) continue;
       std::vector<KeyRow> rows, first;
       try {
-        for (const uint64_t key : keys) {
-          const uint32_t row = store.index().Find(key);
-          if (row == kNoRow || here(row, column)) continue;
-          if (here_[row] == kNone) first.push_back({key, row});
-          rows.push_back({key, row});
-          here_[row] |= column;  // so that no row comes twice
+        std::vector<uint32_t> ids(keys.size());
+        store.index().Find(keys.data(), keys.size(), ids.data());
+        for (size_t i = 0; i < keys.size(); ++i) {
+          const KeyRow found{keys[i], ids[i]};
+          if (found.row == kNoRow || here(found.row, column)) continue;
+          if ((rows_[found.row] & kBoth) == kNone) first.push_back(found);
+          rows.push_back(found);
+          rows_[found.row] |= column;  // so that no row comes twice
         }
         Grow(entries_, first.size() + promised_);  // a commit that is planned takes no memory
+        store.ReservePlaces(first.size());
+        for (const KeyRow& r : first) Place(r.row);
         Read(store, column, rows, [&](const KeyRow& r, const std::byte* record) {
           std::memcpy(store.Record(r.row, column == kSlots), record, Width(store, column));
         });
       } catch (...) {
-        for (const KeyRow& r : rows) here_[r.row] &= static_cast<uint8_t>(~column);
+        for (const KeyRow& r : rows) rows_[r.row] &= ~uint32_t{column};
         throw;
       }
       entries_.insert(entries_.end(), first.begin(), first.end());
@@ -154,12 +168,11 @@ class RowsAway {
     const size_t width = Width(store, column);
     std::vector<uint64_t> keys;
     std::vector<const KeyRow*> wanted;
-    Unfilled<std::byte> records;
     const auto get = [&] {
       if (keys.empty()) return;
-      records.resize(keys.size() * width);
-      engine_->get(Name(column), keys, width, records.data());
-      for (size_t i = 0; i < keys.size(); ++i) f(*wanted[i], records.data() + i * width);
+      const auto records = std::make_unique_for_overwrite<std::byte[]>(keys.size() * width);
+      engine_->get(Name(column), keys, width, records.get());
+      for (size_t i = 0; i < keys.size(); ++i) f(*wanted[i], records.get() + i * width);
       keys.clear(), wanted.clear();
     };
     for (const KeyRow& r : rows) {
@@ -170,8 +183,8 @@ class RowsAway {
     get();
   }
 
-  /// After a call, of which the table has this version: puts back what has changed, and gives the memory of
-  /// all rows back unless the call has only planned what another one will do.
+  /// After a call, of which the table has this version: puts back what has changed, and gives all places back
+  /// unless the call has only planned what another one will do.
   template <class Store>
   void End(const Store& store, uint32_t version, bool planning, bool writes) noexcept {
     if (std::exchange(seen_, version) != version) changed_ = true;
@@ -185,19 +198,26 @@ class RowsAway {
       }
     }
     if (changed_) return;
-    store.Forget(entries_);
-    for (const KeyRow& r : entries_) here_[r.row] = kNone;
-    entries_.clear();
-    if (entries_.capacity() > kBatch) std::vector<KeyRow>().swap(entries_);
+    for (const KeyRow& r : entries_) rows_[r.row] &= ~uint32_t{kBoth};
+    for (const uint32_t row : placed_) rows_[row] &= kBoth;
+    Drop(entries_), Drop(placed_);
+    store.ShrinkPlaces(kKept);
   }
 
  private:
   static constexpr size_t kBatch = size_t{1} << 16;  // rows of one call of the engine
+  static constexpr size_t kKept = size_t{32} << 20;  // bytes of each plane, for the places of the next call
+  static constexpr uint32_t kPlace = kBoth + 1;      // by which places are counted in rows_
 
   template <class T>
   static void Grow(std::vector<T>& items, size_t more) {
     const size_t n = items.size() + more;
     if (n > items.capacity()) items.reserve(std::max(n, 2 * items.capacity()));
+  }
+  template <class T>
+  static void Drop(std::vector<T>& items) noexcept {
+    items.clear();
+    if (items.capacity() > kBatch) std::vector<T>().swap(items);
   }
   static std::string_view Name(Column column) { return column == kSlots ? "slots" : "values"; }
   template <class Store>
@@ -210,14 +230,15 @@ class RowsAway {
     for (const Column column : {kValues, kSlots}) {
       const size_t width = Width(store, column);
       std::vector<uint64_t> keys;
-      Unfilled<std::byte> records;
+      std::vector<std::byte> records;
       const auto put = [&] {
-        if (!keys.empty()) engine_->put(Name(column), keys, width, records.data());
-        keys.clear(), records.clear();
+        if (!keys.empty()) engine_->put(Name(column), keys, width, std::move(records));
+        keys.clear(), records = {};
       };
       for (const KeyRow& r : entries_) {
         if (width == 0 || !here(r.row, column) || store.index().Find(r.key) != r.row) continue;
         if (column == kSlots && store.Header(r.row).has_slots == 0) continue;
+        if (keys.empty()) records.reserve(std::min(entries_.size(), kBatch) * width);
         keys.push_back(r.key);
         const std::byte* const record = store.Record(r.row, column == kSlots);
         records.insert(records.end(), record, record + width);
@@ -235,13 +256,14 @@ class RowsAway {
 
   std::shared_ptr<const Engine> engine_;
   size_t row_bytes_;
-  uint32_t seen_;                // the version at the end of the last call
-  bool changed_ = false;         // whether what is here, or gone, is not what the engine has
-  bool failed_ = false;          // whether it has refused that
-  std::vector<uint8_t> here_;    // by row: the columns that are in memory
-  std::vector<KeyRow> entries_;  // those rows
-  size_t promised_ = 0;          // for how many more there must be space, as they are to be inserted
-  std::vector<uint64_t> gone_;   // keys whose rows the engine still has
+  uint32_t seen_;                 // the version at the end of the last call
+  bool changed_ = false;          // whether what is here, or gone, is not what the engine has
+  bool failed_ = false;           // whether it has refused that
+  std::vector<uint32_t> rows_;    // by row: the columns that are in memory, and above these its place
+  std::vector<KeyRow> entries_;   // rows with columns in memory
+  std::vector<uint32_t> placed_;  // rows with places, from place 1 on
+  size_t promised_ = 0;           // for how many more there must be space, as they are to be inserted
+  std::vector<uint64_t> gone_;    // keys whose rows the engine still has
 };
 
 }  // namespace kvjax

@@ -49,11 +49,6 @@ inline void UnmapPages(std::byte* start, size_t bytes) noexcept {
 /// Gives memory back and keeps its address space, which reads as zeros.
 inline void GiveBackPages(std::byte* start, size_t bytes) noexcept { madvise(start, bytes, MADV_DONTNEED); }
 
-/// Small pages only, so that each is memory on its own.
-inline void WantSmallPages(std::byte* start, size_t bytes) noexcept {
-  madvise(start, bytes, MADV_NOHUGEPAGE);
-}
-
 /// Asks for huge pages where an array of somebody else's is about to be written, perhaps for the first time:
 /// one fault in the place of 512.
 inline void WantHugePages(std::byte* start, size_t bytes) noexcept {

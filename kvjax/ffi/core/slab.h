@@ -21,7 +21,8 @@ namespace kvjax {
 class SlabAllocator {
  public:
   virtual ~SlabAllocator() = default;
-  /// Returns `bytes` zeroed bytes aligned to a page, or throws std::bad_alloc or kvjax::Error.
+  /// Returns `bytes` zeroed bytes aligned to a page, or throws std::bad_alloc (NoDisk is one) or
+  /// kvjax::Error.
   virtual std::byte* Allocate(size_t bytes) = 0;
   /// The same for a slab of which every byte is about to be written.
   virtual std::byte* AllocateFull(size_t bytes) { return Allocate(bytes); }
@@ -125,18 +126,6 @@ class Plane {
     if (stride_ == 0) return;
     const size_t keep = rows / per_slab_ + (rows % per_slab_ != 0 ? 1 : 0);
     for (; slabs_.size() > keep; slabs_.pop_back()) allocator_->Free(slabs_.back(), slab_bytes());
-  }
-
-  /// Gives back the memory of the slabs with these rows, in ascending order; they are zeros then.
-  template <class Rows>
-  void Forget(const Rows& rows) const noexcept {
-    if (stride_ == 0) return;
-    size_t last = SIZE_MAX;
-    for (const auto& r : rows) {
-      const size_t slab = r.row / per_slab_;
-      if (slab >= slabs_.size() || std::exchange(last, slab) == slab) continue;
-      GiveBackPages(slabs_[slab], slab_bytes());
-    }
   }
 
   [[nodiscard]] std::byte* At(uint32_t row) const {

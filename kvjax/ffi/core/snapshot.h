@@ -178,7 +178,7 @@ inline Snapshot CopyRows(const RowStore& store, std::span<const KeyRow> rows, si
     CopyRows(store, rows.subspan(begin, end - begin), row_bytes, out, begin, NoRecord);
   });
   if (store.away() == nullptr) return out;
-  // What is not in memory was copied as zeros.
+  // What is not in memory was copied from the first place, where no row is.
   store.away()->ReadAll(store, RowsAway::kValues, rows, [&](size_t i, const std::byte* value) {
     std::memcpy(out.values.data() + i * row_bytes, value, row_bytes);
   });

@@ -25,8 +25,8 @@ class RowStore {
   RowStore(std::shared_ptr<SlabAllocator> allocator, size_t row_bytes)
       : allocator_(std::move(allocator)),
         values_(allocator_, (row_bytes + 3) / 4 * 4),
-        headers_(allocator_),
-        slots_(allocator_, 0) {}
+        slots_(allocator_, 0),
+        headers_(allocator_) {}
   RowStore(RowStore&&) = default;
   RowStore& operator=(RowStore&&) = default;
 
@@ -66,9 +66,11 @@ class RowStore {
   void SetVersion(uint32_t row, int64_t version) noexcept {
     ChangeHeader(row, [&](RowHeader& header) { header.version = version; });
   }
-  [[nodiscard]] std::byte* Value(uint32_t row) const { return values_.At(row); }
+  [[nodiscard]] std::byte* Value(uint32_t row) const { return values_.At(PlaceOf(row)); }
   /// The record of all slots, or nullptr if there are none.
-  [[nodiscard]] std::byte* Slots(uint32_t row) const { return layout_.empty() ? nullptr : slots_.At(row); }
+  [[nodiscard]] std::byte* Slots(uint32_t row) const {
+    return layout_.empty() ? nullptr : slots_.At(PlaceOf(row));
+  }
 
   /// Where the rows of such a table are, or nullptr; then only those of a call have values and slots.
   [[nodiscard]] RowsAway* away() const { return away_.get(); }
@@ -77,13 +79,16 @@ class RowStore {
     away_ = std::move(away);
   }
   /// Of one of the two planes that RowsAway fills.
-  [[nodiscard]] std::byte* Record(uint32_t row, bool slots) const {
-    return slots ? slots_.At(row) : values_.At(row);
+  [[nodiscard]] std::byte* Record(uint32_t row, bool slots) const { return slots ? Slots(row) : Value(row); }
+  /// Space for the records of n rows more to be in memory. Throws std::bad_alloc.
+  void ReservePlaces(size_t n) const {
+    const size_t places = away_->ReservePlaces(n);
+    for (Plane* plane : {&values_, &slots_}) plane->Reserve(places);
   }
-  /// Gives back the memory of rows, and not their address space; what was in it is gone.
-  void Forget(std::vector<KeyRow>& rows) const noexcept {
-    std::sort(rows.begin(), rows.end(), [](const KeyRow& x, const KeyRow& y) { return x.row < y.row; });
-    for (const Plane* plane : {&values_, &slots_}) plane->Forget(rows);
+  /// Keeps no more of that space than `bytes` of each plane, and the first place.
+  void ShrinkPlaces(size_t bytes) const noexcept {
+    for (Plane* plane : {&values_, &slots_})
+      plane->Shrink(std::max<size_t>(bytes / std::max<size_t>(plane->stride(), 1), 1));
   }
 
   /// What rows consist of, by bits.
@@ -115,10 +120,10 @@ class RowStore {
   }
 
   // See PrefetchRecord.
-  [[gnu::always_inline]] void PrefetchValue(uint32_t row) const { values_.Prefetch(row); }
+  [[gnu::always_inline]] void PrefetchValue(uint32_t row) const { values_.Prefetch(PlaceOf(row)); }
   [[gnu::always_inline]] void PrefetchHeader(uint32_t row) const { headers_.Prefetch(row); }
   [[gnu::always_inline]] void PrefetchSlots(uint32_t row) const {
-    if (!layout_.empty()) slots_.Prefetch(row);
+    if (!layout_.empty()) slots_.Prefetch(PlaceOf(row));
   }
   [[gnu::always_inline]] void Prefetch(uint32_t row) const {
     PrefetchValue(row);
@@ -141,6 +146,10 @@ class RowStore {
       EachPart([&](auto& part) { part.Reserve(rows, at_once ? rows : 0); });
       index_.Reserve(index_.size() + n);
       if (away_) away_->Reserve(rows, n);
+      if (away_ && at_once) {
+        ReservePlaces(n);
+        for (size_t i = 0; i < n; ++i) away_->Place(FreeRow(i));
+      }
     } catch (...) {  // what was gained is given back, or the next call would find no memory left
       EachPart([&](auto& part) { part.Shrink(std::max<size_t>(next_row_, reserved_)); });
       throw;
@@ -211,11 +220,12 @@ class RowStore {
       if (row < live) return;
       while (*gap >= live) ++gap;  // there is a gap below for every row above
       headers_.Set(*gap, headers_.Get(row));
-      if (!away_ || away_->here(row, RowsAway::kValues))
+      if (away_) {
+        away_->Moved(row, *gap);
+      } else {
         std::memcpy(values_.At(*gap), values_.At(row), values_.stride());
-      if (!layout_.empty() && (!away_ || away_->here(row, RowsAway::kSlots)))
-        std::memcpy(slots_.At(*gap), slots_.At(row), slots_.stride());
-      if (away_) away_->Moved(row, *gap);
+        if (!layout_.empty()) std::memcpy(slots_.At(*gap), slots_.At(row), slots_.stride());
+      }
       row = *gap++;
     });
     if (away_) away_->Renumber([&](uint64_t key) { return index_.Find(key); });
@@ -238,8 +248,8 @@ class RowStore {
   /// Makes slots for all rows and `more` to come, which are to be written. Throws std::bad_alloc.
   [[nodiscard]] NewSlots MakeSlots(const SlotLayout& layout, size_t more) const {
     Plane slots(allocator_, std::max<size_t>(layout.stride(), 4));  // slots may have no elements
-    const size_t rows = EndWith(more);
-    slots.Reserve(std::max<size_t>(rows, values_.bytes() > 0 ? reserved_ : 0), rows);
+    const size_t rows = away_ ? away_->ReservePlaces(more) : EndWith(more);
+    slots.Reserve(std::max<size_t>(rows, !away_ && values_.bytes() > 0 ? reserved_ : 0), rows);
     return {std::move(slots), layout};
   }
   /// Gives every row slots, where there were none.
@@ -259,17 +269,21 @@ class RowStore {
   }
 
  private:
-  /// Calls f for the planes and the headers.
+  /// Calls f for what has a record of each row.
   template <class F>
   void EachPart(F f) {
-    f(values_), f(headers_), f(slots_);
+    f(headers_);
+    if (!away_) f(values_), f(slots_);
+  }
+  /// Where the records of a row are in the planes: of rows that live in an engine only those of a call are.
+  [[nodiscard, gnu::always_inline]] uint32_t PlaceOf(uint32_t row) const {
+    return away_ == nullptr ? row : away_->PlaceOf(row);
   }
 
   std::shared_ptr<SlabAllocator> allocator_;
   KeyIndex index_;
-  Plane values_;
+  mutable Plane values_, slots_;  // a read of rows that live in an engine brings them
   Headers headers_;
-  Plane slots_;
   SlotLayout layout_;
   std::vector<uint32_t> free_rows_;
   uint32_t next_row_ = 0;

@@ -12,12 +12,11 @@
 
 namespace kvjax {
 
-/// "engine" (rows are in one of the user's, see RowsAway),
-/// "host", "host:huge" (huge pages from the first slab on), "host:small" (never) or "mmap:<folder>".
-/// Throws kvjax::Error in the name of `table`.
+/// "engine" (rows are in one of the user's, see RowsAway), "host", "host:huge" (huge pages from the first
+/// slab on), "host:small" (never) or "mmap:<folder>". Throws kvjax::Error in the name of `table`.
 inline std::shared_ptr<SlabAllocator> MakeSlabs(std::string_view text, std::string_view table) {
   constexpr std::string_view kMmap = "mmap:";
-  if (text == "engine") return std::make_shared<AddressSpace>();
+  if (text == "engine") return std::make_shared<HostSlabs>();
   if (text == "host") return std::make_shared<HostSlabs>();
   if (text == "host:huge") return std::make_shared<HostSlabs>(0);
   if (text == "host:small") return std::make_shared<HostSlabs>(SIZE_MAX);

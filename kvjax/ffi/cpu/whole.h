@@ -82,7 +82,7 @@ inline void Table::SetEngine(Engine engine) {
   const auto calling_out = [this](auto call) {
     return [this, call = std::move(call)](auto... of) {
       const VersionGate::CallingOut calling(gate_);
-      call(of...);
+      call(std::move(of)...);
     };
   };
   const auto lock = gate_.WriteAny(spec_.name, "get_table");

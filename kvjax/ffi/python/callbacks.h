@@ -118,11 +118,6 @@ inline Sink MakeSink(std::string_view table, nb::object sink) {
       };
 }
 
-/// Bytes as an array that lives as long as the call.
-inline nb::object BytesToNumpy(const std::byte* data, size_t n) {
-  return nb::cast(ToNumpy(std::vector<std::byte>(data, data + n)));
-}
-
 /// engine.get(column, keys, width) -> (n * width,) uint8, engine.put(column, keys, width, bytes) and
 /// engine.delete(keys), with keys (n,) uint64: kvjax._spec.engines.
 inline Engine MakeEngine(std::string_view table, nb::object engine) {
@@ -143,9 +138,9 @@ inline Engine MakeEngine(std::string_view table, nb::object engine) {
             });
           },
       .put =
-          [=](std::string_view column, Engine::Keys keys, size_t width, const std::byte* rows) {
+          [=](std::string_view column, Engine::Keys keys, size_t width, std::vector<std::byte> rows) {
             call([&](nb::object& o) {
-              o.attr("put")(ToStr(column), keys_of(keys), width, BytesToNumpy(rows, keys.size() * width));
+              o.attr("put")(ToStr(column), keys_of(keys), width, ToNumpy(std::move(rows)));
             });
           },
       .remove = [=](Engine::Keys keys) { call([&](nb::object& o) { o.attr("delete")(keys_of(keys)); }); },

@@ -21,7 +21,7 @@ using Keys = std::vector<uint64_t>;
 
 /// A store whose rows, the squares of their keys, an engine has.
 struct Away {
-  explicit Away(const Keys& keys) : store(std::make_shared<kvjax::AddressSpace>(), sizeof(uint64_t)) {
+  explicit Away(const Keys& keys) : store(std::make_shared<kvjax::HostSlabs>(), sizeof(uint64_t)) {
     kvjax::Engine engine{
         .get =
             [this](std::string_view, kvjax::Engine::Keys wanted, size_t width, std::byte* out) {
@@ -30,9 +30,10 @@ struct Away {
                 std::memcpy(out + i * width, &engine_rows.at(wanted[i]), width);
             },
         .put =
-            [this](std::string_view, kvjax::Engine::Keys given, size_t width, const std::byte* in) {
+            [this](std::string_view, kvjax::Engine::Keys given, size_t width,
+                   const std::vector<std::byte>& in) {
               for (size_t i = 0; i < given.size(); ++i)
-                std::memcpy(&engine_rows[given[i]], in + i * width, width);
+                std::memcpy(&engine_rows[given[i]], in.data() + i * width, width);
             },
         .remove = [](kvjax::Engine::Keys) {}};
     store.SetAway(
@@ -88,6 +89,25 @@ TEST(ARowThatCouldNotBeBroughtIsStillAway) {
   CHECK_EQ(rows.Here(keys), keys.size());
   rows.End(2);
   CHECK_EQ(rows.Here(keys), 0u);
+}
+
+/// So that a call touches as little memory as it has rows, and the next one the same.
+TEST(RowsOfACallLieSideBySide) {
+  Keys keys(10'000);
+  std::iota(keys.begin(), keys.end(), 0);
+  Away rows(keys);
+  const kvjax::RowStore& store = rows.store;
+  const auto at = [&](uint64_t key) { return store.Value(store.index().Find(key)); };
+  std::byte* first = nullptr;
+  for (const Keys& some : {Keys{3, 5000, 9999}, Keys{9000, 70, 4000}}) {
+    store.away()->Bring(store, some, RowsAway::kValues);
+    for (size_t i = 0; i < some.size(); ++i)
+      CHECK_EQ(at(some[i]) - at(some[0]), static_cast<ptrdiff_t>(i * 8));
+    CHECK(first == nullptr || at(some[0]) == first);
+    first = at(some[0]);
+    CHECK_EQ(rows.Here(keys), some.size());
+    rows.End(2);
+  }
 }
 
 TEST(ARowThatTheEngineDoesNotGiveIsStillAway) {
