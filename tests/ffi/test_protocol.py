@@ -37,7 +37,7 @@ class Calls:
 
     def __call__(self, target, results, *operands, **attributes):
         call = jax.ffi.ffi_call(f"kvjax_{target}", results, has_side_effect=True)
-        return jax.block_until_ready(call(*operands, table=self.name, **attributes))
+        return jax.block_until_ready(call(*operands, **{"table": self.name, **attributes}))
 
     def gradients(self, n):
         keys = np.arange(n, dtype=np.int64).view(np.uint32).reshape(n, 2)
@@ -91,6 +91,10 @@ class Calls:
         given = begun[0], targets, keys, rows, begun[4], np.zeros((0, 9), np.uint32), np.int32(0), np.int32(n)
         return self("gather", results, *given, slots=slots)
 
+    def bag_sum(self, dim):
+        given = np.zeros(8, np.int32), np.ones(8, np.float32), np.ones((8, DIM), np.float32)
+        return self("bag_sum", jax.ShapeDtypeStruct((1, dim), np.float32), *given)
+
     def plan_of_slots(self, slots):
         return self.begin(8, slots)
 
@@ -138,6 +142,13 @@ CASES = {
     "a commit of another write": lambda c: planned(c, 8).write("commit", 8, "add"),
     "a pin of what is to be assigned": lambda c: planned(c, 1000, "assign").write_keys("commit", 1000, "pin"),
     "slots of another width": lambda c: gathered(c, "a|float32[64]|256", "a|float32[1]|4", (1,)),
+    "slots of another size than their width": lambda c: gathered(c, *2 * ("a|float32[1]|4",), (2,)),
+    "slots that are not there": lambda c: gathered(c, *2 * ("a|float32[1]|4",)),
+    "bags of another dim": lambda c: c.bag_sum(DIM + 1),
+    "an attribute that is not there": lambda c: c("clear", WORD, c.version, phase="whole"),
+    "a table of another type": lambda c: c(
+        "clear", WORD, c.version, phase="whole", slots_only=FALSE, table=np.int64(7)
+    ),
     "a row that there is not": lambda c: gathered(c, row=1 << 20),
     "a slot of negative width": lambda c: c.plan_of_slots("a|x|-4"),
     "a slot wider than memory": lambda c: c.plan_of_slots("a|x|18446744073709551615"),
