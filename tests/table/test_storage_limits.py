@@ -254,6 +254,10 @@ except Exception as error:
 table = kvjax.get_table("full")
 assert len(table) == 100 and (np.asarray(table.lookup(np.arange(100))) == 1).all()
 resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, 16 << 20))
+try:
+    kvjax.get_table("full2", dim=1024, capacity=8192, storage=kvjax.storage.Mmap(sys.argv[1]))
+except MemoryError as error:
+    print(error)
 print(len(table.lookup_or_insert(np.arange(1000))[1]))
 """
 
@@ -262,5 +266,7 @@ print(len(table.lookup_or_insert(np.arange(1000))[1]))
 def test_a_full_disk_is_an_error_of_the_write(tmp_path):
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"table 'full', allocate: want 2097152 bytes more on disk, got '{tmp_path}': File too large" in done.stdout
+    said = f"want 2097152 bytes more on disk, got '{tmp_path}': File too large"
+    assert f"table 'full', lookup_or_insert: {said}" in done.stdout
+    assert f"table 'full2', get_table: {said}" in done.stdout
     assert done.stdout.endswith("\n1000\n")

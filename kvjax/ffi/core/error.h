@@ -2,7 +2,9 @@
 //
 // Every message names the table, the operation, what was wanted, what came instead, and how to mend it.
 #pragma once
+#include <cstddef>
 #include <exception>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,6 +23,16 @@ class Error : public std::exception {
  private:
   ErrorCode code_;
   std::string message_;
+};
+
+/// A disk that has no `bytes` more: a want of memory, to whoever does not ask; error: the errno of the call
+/// that has failed. What operation wanted them is known where it is caught (core/failures.h).
+struct NoDisk : std::bad_alloc {
+  NoDisk(std::string folder, size_t bytes, int error)
+      : folder(std::move(folder)), bytes(bytes), error(error) {}
+  std::string folder;
+  size_t bytes;
+  int error;
 };
 
 /// Builds an Error in the form "kvjax: table 'user', op: want W, got G; mend".

@@ -378,9 +378,8 @@ inline Error FolderError(std::string_view table, std::string_view folder, int er
                    "make the folder writable, or give kvjax.storage.Mmap another one");
 }
 
-/// A disk that has no `bytes` more.
-inline Error DiskError(std::string_view table, std::string_view folder, size_t bytes, int error) {
-  return FileError(table, "allocate", std::to_string(bytes) + " bytes more on disk", folder, error,
+inline Error DiskError(std::string_view table, std::string_view op, const NoDisk& disk) {
+  return FileError(table, op, std::to_string(disk.bytes) + " bytes more on disk", disk.folder, disk.error,
                    "the table is as it was before: free some disk space, or remove rows");
 }
 

@@ -25,6 +25,8 @@ inline Error Caught(std::string_view table, std::string_view op) {
     throw;
   } catch (const Error& error) {
     return error;
+  } catch (const NoDisk& disk) {
+    return DiskError(table, op, disk);
   } catch (const std::bad_alloc&) {
     return MemoryError(table, op);
   } catch (const std::exception& error) {

@@ -113,7 +113,7 @@ class MappedSlabs final : public SlabAllocator {
     if (error == EOPNOTSUPP || error == ENOSYS) error = WriteZeros(offset, bytes);
     if (error == 0) return;
     PunchHole(offset, bytes);  // what there was space for
-    throw DiskError(table_, folder_, bytes, error);
+    throw NoDisk(folder_, bytes, error);
   }
 
   /// Takes blocks on a file system that cannot reserve them. Returns errno.

@@ -62,13 +62,13 @@ std::shared_ptr<T> ShardOf(std::string_view name, std::string_view op, size_t sh
   return Registry<T>::Get().At(name, op, shard);
 }
 
-/// Runs body(); running out of memory names the table and the operation, as inside XLA.
+/// Runs body(); running out of memory or disk names the table and the operation, as inside XLA.
 template <class Body>
 auto WithMemory(std::string_view name, std::string_view op, Body body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    throw MemoryError(name, op);
+    throw Caught(name, op);
   }
 }
 
