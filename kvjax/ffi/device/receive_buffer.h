@@ -123,10 +123,13 @@ class ReceiveBuffer {
   /// Whether all rounds have come.
   [[nodiscard]] bool complete() const { return complete_; }
 
-  /// Forgets what has arrived. `given` bytes of an initial row come with each gradient, or none.
-  void Open(Q& q, Positions positions, size_t dim, size_t given) {
-    positions_ = {};  // in case that there is no memory
+  /// Forgets what has arrived.
+  void Forget() {
+    positions_ = {};
     complete_ = false;
+  }
+  /// For another step. `given` bytes of an initial row come with each gradient, or none.
+  void Open(Q& q, Positions positions, size_t dim, size_t given) {
     merged_.Reserve(q, positions.size(), dim);
     if (positions.rounds > 1) rounds_.Reserve(q, positions.size(), dim);
     if (given > 0) {
@@ -173,8 +176,9 @@ template <class Q>
 struct ShardStep {
   ReceiveBuffer<Q> received;
   bool narrow = false;
-  bool ready = false;  // to be committed
-  bool open = false;   // its rows have been read, and come back in chunks
+  uint32_t version = 0;  // for which it was received
+  bool ready = false;    // to be committed
+  bool open = false;     // its rows have been read, and come back in chunks
   SlotLayout layout;
   std::optional<Plane<Q>> new_slots;  // which the step brings
   std::optional<Program> program;     // of the update, if it is one

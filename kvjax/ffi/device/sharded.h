@@ -17,11 +17,13 @@ void CountFlags(Q& q, const bool* flags, size_t n, uint32_t* total) {
   });
 }
 
-/// Checks what a device would, and makes space for the keys that may get rows.
+/// Checks what a device would, and makes space for the keys that may get rows. A step that is planned is not
+/// to be done any more.
 template <class Q>
 void DeviceTable<Q>::Plan(Q& q, const PlanOperands& o) {
   const Entered entered(*this, q, o.op);
   ExpectLive(q, o.op, o.version, o.keys.narrow);
+  Abandoned(q);
   const bool makes_rows = About(o.op).makes_rows;
   coming_ = makes_rows ? o.keys.n : 0;
   if (makes_rows && o.mask != nullptr) {
@@ -33,8 +35,10 @@ void DeviceTable<Q>::Plan(Q& q, const PlanOperands& o) {
 }
 
 template <class Q>
-void DeviceTable<Q>::ExpectLive(Q& q, Op op, const uint32_t* version, bool narrow) const {
-  if (ExpectNow(q, op, version).wide != 0 && narrow) throw WidthError(spec_.name, Name(op));
+uint32_t DeviceTable<Q>::ExpectLive(Q& q, Op op, const uint32_t* version, bool narrow) const {
+  const Control control = ExpectNow(q, op, version);
+  if (control.wide != 0 && narrow) throw WidthError(spec_.name, Name(op));
+  return control.version;
 }
 
 template <class Q>
@@ -42,18 +46,18 @@ void DeviceTable<Q>::Receive(Q& q, const ReceiveOperands& o) {
   const Entered entered(*this, q, Op::kApply);
   const KeySpan keys = o.keys;
   const int32_t* const counts = o.gradients.counts;
-  ExpectLive(q, Op::kApply, o.version, keys.narrow);
+  const uint32_t version = ExpectLive(q, Op::kApply, o.version, keys.narrow);
   const auto turn = static_cast<size_t>(Fetch(q, o.round)), turns = static_cast<size_t>(Fetch(q, o.rounds));
   const auto dim = static_cast<size_t>(spec_.dim);
   const bool given = spec_.initializer.kind == Generator::Kind::kGiven;
   ReceiveBuffer<Q>& received = step_.received;
   if (turn == 0) {
     Abandoned(q);
-    step_.narrow = keys.narrow;
+    step_.narrow = keys.narrow, step_.version = version;
     received.Open(q, {o.senders, turns, o.senders == 0 ? 0 : keys.n / o.senders}, dim,
                   given ? row_bytes() : 0);
   }
-  if (received.positions().rounds != turns || turn >= turns)
+  if (step_.version != version || received.positions().rounds != turns || turn >= turns)
     return;  // the first round has failed and has reported it
   if (given) {
     Scratch<Q, uint32_t> found(q, keys.n), first(q, keys.n), number(q, keys.n + 1);
@@ -70,8 +74,8 @@ void DeviceTable<Q>::Receive(Q& q, const ReceiveOperands& o) {
 template <class Q>
 void DeviceTable<Q>::PlanStep(Q& q, const PlanStepOperands& o) {
   const Entered entered(*this, q, Op::kApply);
-  ExpectLive(q, Op::kApply, o.version, step_.narrow);
-  if (!step_.received.complete()) throw NotPlannedError(spec_.name);
+  const uint32_t version = ExpectLive(q, Op::kApply, o.version, step_.narrow);
+  if (step_.version != version || !step_.received.complete()) throw NotPlannedError(spec_.name);
   step_.layout = o.layout;
   const bool attaches = AttachesSlots(spec_.name, contents_.layout(), o.layout);
   const size_t most = step_.received.positions().size();
@@ -99,7 +103,7 @@ void DeviceTable<Q>::PlanStep(Q& q, const PlanStepOperands& o) {
 template <class Q>
 void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
   const Entered entered(*this, q, Op::kApply);
-  if (!step_.ready) throw NotPlannedError(spec_.name);
+  if (!step_.ready || Fetch(q, o.version) != step_.version) throw NotPlannedError(spec_.name);
   const GradientArraysView in = step_.received.merged();
   const size_t n = step_.n, bytes = row_bytes();
   const bool generates = spec_.initializer.kind != Generator::Kind::kGiven;
@@ -227,6 +231,7 @@ void DeviceTable<Q>::Abandoned(Q& q) {
     step_.new_slots.reset();
     if (contents_.layout().empty()) contents_.Detach(q);  // so that values are where they were
   }
+  step_.received.Forget();
   step_.ready = step_.open = false;
   coming_ = 0;
 }

@@ -292,7 +292,7 @@ class DeviceTable {
   void Read(Q& q, const ReadStepOperands& o, const GradientsView& gradients);
   void WriteWhole(Q& q, const WriteStepOperands& o, const GradientsView& gradients,
                   int64_t* used_step = nullptr);
-  void ExpectLive(Q& q, Op op, const uint32_t* version, bool narrow) const;
+  uint32_t ExpectLive(Q& q, Op op, const uint32_t* version, bool narrow) const;
   void Abandoned(Q& q);
   void Open(Q& q, const StepSpan& step, const GradientsView& gradients, const CommitStepOperands& o);
   template <class Slot>

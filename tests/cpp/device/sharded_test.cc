@@ -256,6 +256,51 @@ TEST(AStepThatIsAbandonedLeavesNothing) {
   both.Compare();
 }
 
+TEST(AnotherWriteEndsAStepThatIsPlanned) {
+  Shards both(Spec());
+  auto& gpu = both.gpu;
+  data::Stream stream(7);
+  const auto layout = device::Momentum(kDim);
+  both.Deliver(stream, 60);
+  both.Plan(-1, layout);
+  both.Commit(layout, 60);
+  uint32_t next = 0;
+  int64_t used = 0;
+  int32_t active = 0;
+  const auto plan = [&](kvjax::Op op) { gpu.Plan(gpu.q, {op, &gpu.handle, data::Span(Keys{})}); };
+  const auto commit = [&] { gpu.CommitStep(gpu.q, {&gpu.handle, &next, &active, &used}); };
+  const auto again = [&] { gpu.PlanStep(gpu.q, {.version = &gpu.handle, .step = &used, .layout = layout}); };
+  for (const kvjax::Op op : {kvjax::Op::kClearSlots, kvjax::Op::kClear}) {
+    both.Deliver(stream, 60);
+    both.Plan(-1, layout);
+    plan(op);
+    CHECK_THROWS(kFailedPrecondition, commit());
+    CHECK_THROWS(kFailedPrecondition, again());  // whose gradients have been forgotten
+    op == kvjax::Op::kClear ? gpu.Empty() : gpu.ForgetSlots();
+    const kvjax::Call call(both.cpu.version());
+    op == kvjax::Op::kClear ? both.cpu.Clear(call) : both.cpu.ClearSlots(call);
+    both.Compare();
+  }
+}
+
+TEST(AStepIsCommittedOnlyForTheVersionThatItWasPlannedFor) {
+  Shards both(Spec());
+  auto& gpu = both.gpu;
+  data::Stream stream(8);
+  both.Deliver(stream, 60);
+  both.Plan(-1, {});
+  const uint32_t planned = gpu.handle;
+  uint32_t next = 0;
+  int64_t used = 0;
+  int32_t active = 0;
+  gpu.Drop({1});  // a write whose plan came before the step's
+  CHECK_THROWS(kFailedPrecondition, gpu.CommitStep(gpu.q, {&gpu.handle, &next, &active, &used}));
+  gpu.CommitStep(gpu.q, {&planned, &next, &active, &used});
+  gpu.q.Wait();
+  CHECK_THROWS(kFailedPrecondition, gpu.Raise());
+  CHECK_EQ(gpu.Copy().keys.size(), 0u);
+}
+
 /// A step that brings slots, planned and then opened, so that its chunks may come.
 struct OpenStep {
   explicit OpenStep(Shards& both) : both(both), version(both.gpu.handle) {
