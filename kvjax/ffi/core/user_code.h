@@ -22,6 +22,7 @@ class UserCode {
   class Call {
    public:
     explicit Call(UserCode& code) : code_(code) {
+      ++code_.calls_;
       code_.caller_ = std::this_thread::get_id();
       code_.outside_ = true;
     }
@@ -45,6 +46,19 @@ class UserCode {
     }
   }
 
+  /// Takes a lock that others hold while they call the user's code. It may have begun since Wait, and wait
+  /// for the call that wants the lock: that gives up once it has run for so long.
+  template <class Lock>
+  void Take(Lock& lock, std::string_view table, std::string_view op) const {
+    using Clock = std::chrono::system_clock;
+    for (bool taken = lock.try_lock(); !taken;) {
+      const uint64_t call = calls_;
+      for (const int64_t since = Now(); !taken && Now() - since <= patience_.count();)
+        taken = lock.try_lock_until(Clock::now() + patience_);
+      if (!taken && outside_ && calls_ == call) throw SlowUserCodeError(table, op, patience_.count());
+    }
+  }
+
   /// For a call that would take away what the user's code is about, and that need not wait for it.
   void CheckOutside(std::string_view table, std::string_view op) const {
     if (caller_.load() == std::this_thread::get_id()) throw UserCodeError(table, op);
@@ -57,6 +71,7 @@ class UserCode {
  private:
   const Duration patience_;
   std::atomic<bool> outside_ = false;
+  std::atomic<uint64_t> calls_ = 0;
   std::atomic<std::thread::id> caller_{};
 };
 

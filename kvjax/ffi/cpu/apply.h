@@ -61,7 +61,7 @@ inline uint32_t Table::EndProgram(const ParallelFor& parallel, const float* rows
 
 inline uint32_t Table::EndApply(const ParallelFor& parallel, const EndApplyOperands& o) {
   const auto lock = gate_.WriteAny(spec_.name, "apply");
-  const Visit visit(*this, true);
+  const Visit visit(*this, "apply", true);
   const bool planned =
       step_.plan && step_.plan->ready && step_.token == *o.token && step_.way != Step::Way::kShard;
   const bool same = !step_.pass || step_.num_rows == o.num_rows;

@@ -57,7 +57,7 @@ inline uint32_t Table::HandOut(Begun out, KeySpan keys, const int32_t* counts) {
 /// All of it under the lock: another step that begins meanwhile frees what this one has been given.
 inline void Table::Gather(const ParallelFor& parallel, const GatherOperands& o) const {
   const auto lock = gate_.ReadAny(spec_.name, "apply");
-  const Visit visit(*this, false);
+  const Visit visit(*this, "apply", false);
   const Chunk c = ChunkOf(*o.version, o.chunk);
   const uint64_t* keys = o.keys;
   const float *rows = o.rows, *shared_gradient = o.shared_gradient;
@@ -86,7 +86,7 @@ inline void Table::Gather(const ParallelFor& parallel, const GatherOperands& o) 
 
 inline uint32_t Table::Scatter(const ParallelFor& parallel, const ScatterOperands& o) {
   const auto lock = gate_.WriteAny(spec_.name, "apply");
-  const Visit visit(*this, true);
+  const Visit visit(*this, "apply", true);
   const Chunk c = ChunkOf(*o.version, o.chunk);
   const bool last =
       static_cast<size_t>(*o.chunk.start) + o.chunk.size >= static_cast<size_t>(*o.chunk.active);
@@ -96,7 +96,7 @@ inline uint32_t Table::Scatter(const ParallelFor& parallel, const ScatterOperand
 inline void Table::Gather(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n,
                           std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const {
   const auto lock = gate_.ReadAny(spec_.name, "apply");
-  const Visit visit(*this, false);
+  const Visit visit(*this, "apply", false);
   CheckChunk(token, targets, n, slots.size());
   CopyOut(parallel, targets, n, values, fresh, slots);
 }
@@ -105,7 +105,7 @@ inline uint32_t Table::Scatter(const ParallelFor& parallel, uint32_t token, cons
                                const std::byte* values, const std::vector<const std::byte*>& slots, bool last,
                                bool holds) {
   const auto lock = gate_.WriteAny(spec_.name, "apply");
-  const Visit visit(*this, true);
+  const Visit visit(*this, "apply", true);
   CheckChunk(token, targets, n, slots.size());
   return TakeBack(parallel, targets, n, values, slots, last, holds);
 }

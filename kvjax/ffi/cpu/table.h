@@ -266,14 +266,14 @@ class Table {
 
   [[nodiscard]] Entered<VersionGate::ReadLock> Read(ReadVersion version, std::string_view op, KeySpan keys,
                                                     Column columns = Column::kNone) const {
-    Entered<VersionGate::ReadLock> entered{gate_.Read(spec_.name, op, version), {*this, false}};
+    Entered<VersionGate::ReadLock> entered{gate_.Read(spec_.name, op, version), {*this, op, false}};
     CheckWidth(op, keys);
     Bring(keys, columns, 0);
     return entered;
   }
   [[nodiscard]] Entered<VersionGate::WriteLock> Write(uint32_t version, std::string_view op, KeySpan keys,
                                                       Column columns = Column::kNone) {
-    Entered<VersionGate::WriteLock> entered{gate_.Write(spec_.name, op, version), {*this, true}};
+    Entered<VersionGate::WriteLock> entered{gate_.Write(spec_.name, op, version), {*this, op, true}};
     CheckWidth(op, keys);
     if (RowsAway* const away = in_.store.away()) away->Begin(in_.store);
     Bring(keys, columns, RowStore::kHeader);
@@ -395,7 +395,7 @@ class Table {
   TableSpec spec_;
   Contents in_;
   VersionGate gate_;
-  mutable std::mutex away_turn_;
+  mutable std::timed_mutex away_turn_;
   std::optional<Planned> planned_;
   Step step_;
   Recent recent_;

@@ -22,8 +22,8 @@ namespace kvjax {
 
 class VersionGate {
  public:
-  using ReadLock = std::shared_lock<std::shared_mutex>;
-  using WriteLock = std::unique_lock<std::shared_mutex>;
+  using ReadLock = std::shared_lock<std::shared_timed_mutex>;
+  using WriteLock = std::unique_lock<std::shared_timed_mutex>;
 
   using Duration = UserCode::Duration;
 
@@ -38,8 +38,9 @@ class VersionGate {
                               std::optional<uint32_t> version) const {
     WaitForUser(table, op);
     std::unique_lock turn(turn_, std::defer_lock);
-    if (!version) turn.lock();
-    ReadLock lock(mutex_);
+    if (!version) Take(turn, table, op);
+    ReadLock lock(mutex_, std::defer_lock);
+    Take(lock, table, op);
     if (version) Check(table, op, *version);
     return lock;
   }
@@ -52,14 +53,19 @@ class VersionGate {
   /// For what may be done through any handle.
   [[nodiscard]] ReadLock ReadAny(std::string_view table, std::string_view op) const {
     WaitForUser(table, op);
-    return ReadLock(mutex_);
+    ReadLock lock(mutex_, std::defer_lock);
+    Take(lock, table, op);
+    return lock;
   }
   [[nodiscard]] WriteLock WriteAny(std::string_view table, std::string_view op) {
     WaitForUser(table, op);
     // Readers that come one after the other would keep a writer out for ever, so it has a turn before those
     // to come.
-    const std::lock_guard turn(turn_);
-    return WriteLock(mutex_);
+    std::unique_lock turn(turn_, std::defer_lock);
+    Take(turn, table, op);
+    WriteLock lock(mutex_, std::defer_lock);
+    Take(lock, table, op);
+    return lock;
   }
 
   /// Lives while a writer calls the user's code.
@@ -68,6 +74,11 @@ class VersionGate {
     explicit CallingOut(VersionGate& gate) : Call(gate.user_code_) {}
   };
 
+  /// See UserCode.
+  template <class Lock>
+  void Take(Lock& lock, std::string_view table, std::string_view op) const {
+    user_code_.Take(lock, table, op);
+  }
   void CheckOutside(std::string_view table, std::string_view op) const { user_code_.CheckOutside(table, op); }
 
   /// Makes the next version current; only a writer may.
@@ -81,8 +92,8 @@ class VersionGate {
   }
 
   UserCode user_code_;
-  mutable std::mutex turn_;
-  mutable std::shared_mutex mutex_;
+  mutable std::timed_mutex turn_;
+  mutable std::shared_timed_mutex mutex_;
   std::atomic<uint32_t> version_;  // written under the lock; version() reads it without
 };
 

@@ -2,6 +2,7 @@
 // memory.
 #pragma once
 #include <mutex>
+#include <string_view>
 
 #include "kvjax/ffi/core/away.h"
 
@@ -11,8 +12,10 @@ namespace kvjax {
 template <class Table>
 class VisitOf {
  public:
-  VisitOf(const Table& table, bool writes) : table_(table), writes_(writes) {
-    if (table.in_.store.away() != nullptr) turn_ = std::unique_lock(table.away_turn_);
+  VisitOf(const Table& table, std::string_view op, bool writes) : table_(table), writes_(writes) {
+    if (table.in_.store.away() == nullptr) return;
+    turn_ = std::unique_lock(table.away_turn_, std::defer_lock);
+    table.gate_.Take(turn_, table.spec_.name, op);
   }
   VisitOf(VisitOf&&) = default;
   ~VisitOf() {
@@ -24,7 +27,7 @@ class VisitOf {
  private:
   const Table& table_;
   bool writes_;
-  std::unique_lock<std::mutex> turn_;  // also those that read take turns, as they bring rows
+  std::unique_lock<std::timed_mutex> turn_;  // also those that read take turns, as they bring rows
 };
 
 /// A call that has been let in.

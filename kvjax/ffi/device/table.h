@@ -201,7 +201,8 @@ class DeviceTable {
     /// Of a call that asks nothing of the device.
     Entered(const DeviceTable& table, std::string_view op, bool raises = true) {
       table.user_code_.Wait(table.spec_.name, op);
-      lock_ = std::unique_lock(table.mutex_);
+      lock_ = std::unique_lock(table.mutex_, std::defer_lock);
+      table.user_code_.Take(lock_, table.spec_.name, op);
       if (raises) table.Raise();
     }
     /// For a read. One without a version is that of a following handle.
@@ -212,7 +213,7 @@ class DeviceTable {
     }
 
    private:
-    std::unique_lock<std::mutex> lock_;
+    std::unique_lock<std::timed_mutex> lock_;
     std::optional<typename Order<Q>::Turn> turn_;
   };
 
@@ -333,7 +334,7 @@ class DeviceTable {
   Array<Q, Control> control_;
   Array<Q, float> pool_;
   mutable UserCode user_code_;
-  mutable std::mutex mutex_;  // of the host's side; calls hold it while they queue their kernels
+  mutable std::timed_mutex mutex_;  // of the host's side; calls hold it while they queue their kernels
   mutable Order<Q> order_;
   std::vector<std::pair<uint32_t, size_t>> pending_;  // writes with keys that have not been reported yet
   uint32_t writes_ = 0;

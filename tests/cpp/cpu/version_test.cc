@@ -195,6 +195,17 @@ TEST(CallsThatComeFromTheUsersCodeByAnotherThreadGiveUp) {
   }
 }
 
+TEST(CallsThatWaitedForTheTableBeforeTheUsersCodeBeganGiveUpToo) {
+  VersionGate gate(3, 50ms);
+  const auto lock = gate.Write("t", "evict", 3);
+  std::thread handle([&] { CHECK_THROWS(kFailedPrecondition, gate.Read("t", "lookup", 3)); });
+  std::thread following([&] { CHECK_THROWS(kFailedPrecondition, gate.Read("t", "lookup", {})); });
+  std::thread write([&] { CHECK_THROWS(kFailedPrecondition, gate.WriteAny("t", "on_evict")); });
+  std::this_thread::sleep_for(20ms);  // most often enough to be behind WaitForUser
+  const VersionGate::CallingOut calling(gate);
+  for (std::thread* thread : {&handle, &following, &write}) thread->join();
+}
+
 TEST(WhoWaitsTooLongIsToldForWhat) {
   VersionGate gate(3, 1001ms);
   const auto said = [&] {
