@@ -304,10 +304,6 @@ class External:
         """What the user has given, as long as it lives."""
         return self
 
-    def of_table(self) -> External:
-        """For the spec of a table, which JAX keeps when the table is gone: it does not keep the engine."""
-        return _OfTable(self)
-
 
 class _OfTable(External):
     """An `External` that lives as long as somebody else has it, as the calls of its table do.
@@ -327,9 +323,6 @@ class _OfTable(External):
     def given(self) -> External | None:
         return vars(self)["_given"]()
 
-    def of_table(self) -> External:
-        return self
-
     def __eq__(self, other: object) -> bool:
         return self is other or (self.given is not None and super().__eq__(other))
 
@@ -338,6 +331,11 @@ class _OfTable(External):
 
     def __repr__(self) -> str:
         return f"External(engine={self.engine!r})"
+
+
+def of_table(storage: External) -> External:
+    """For the spec of a table, which JAX keeps when the table is gone: it does not keep the engine."""
+    return storage if isinstance(storage, _OfTable) else _OfTable(storage)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from kvjax._values.snapshot import from_native
 from kvjax.admit import MinCount, Sketch
 from kvjax.ffi import host, module
 from kvjax.initializers import Generated, ResolvedInitializer
-from kvjax.storage import External, Storage
+from kvjax.storage import External, Storage, of_table
 
 if TYPE_CHECKING:
     from kvjax.ffi._native import Native  # pyright: ignore[reportMissingModuleSource]  # a stub alone
@@ -54,7 +54,7 @@ class TableSpec(Options):
 
     def __post_init__(self) -> None:
         if isinstance(self.storage, External):
-            vars(self)["storage"] = self.storage.of_table()
+            vars(self)["storage"] = of_table(self.storage)
 
     def __setattr__(self, option: str, value: Any) -> None:
         # What `frozen=True` would do, which a subclass of `Options` cannot have: compiled programs are found by specs.
