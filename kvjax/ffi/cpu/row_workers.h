@@ -68,16 +68,16 @@ class RowWorkers {
   /// An idle worker, or another; where there is no memory for one, the first that becomes idle.
   std::unique_ptr<RowWorker> Take() {
     std::unique_lock lock(mutex_);
-    if (idle_.empty() && !out_of_memory_) {
+    if (idle_.empty()) {
       lock.unlock();
       try {
         auto worker = std::make_unique<RowWorker>(kind_);
         lock.lock();
-        idle_.reserve(++workers_);  // so that Give cannot fail
+        idle_.reserve(workers_ + 1);  // so that Give cannot fail
+        ++workers_;
         return worker;
       } catch (const std::bad_alloc&) {
         if (!lock.owns_lock()) lock.lock();
-        out_of_memory_ = true;
       }
     }
     given_.wait(lock, [&] { return !idle_.empty(); });
@@ -99,7 +99,6 @@ class RowWorkers {
   std::condition_variable given_;
   std::vector<std::unique_ptr<RowWorker>> idle_;
   size_t workers_ = 1;
-  bool out_of_memory_ = false;
 };
 
 }  // namespace kvjax
