@@ -1,4 +1,9 @@
 # The host's compiler, or one sentence that says what is missing: CMake's own are pages.
+if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
+  message(FATAL_ERROR "kvjax needs Linux, for its ways to take memory and to reserve disk, and this is for "
+                      "${CMAKE_SYSTEM_NAME}; install it in a container, a virtual machine or WSL")
+endif()
+
 include(CheckLanguage)
 include(CheckCXXSourceCompiles)
 
