@@ -4,6 +4,7 @@
 // tables. A huge page covers 2 MiB with one entry of the TLB, and zeroing it takes one fault instead of 512.
 #pragma once
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -14,11 +15,18 @@
 
 namespace kvjax {
 
-inline constexpr size_t kPage = size_t{1} << 12, kHugePage = size_t{1} << 21;
+inline constexpr size_t kHugePage = size_t{1} << 21;
+
+/// Bytes of a page of the system: 4 KiB, or 16 or 64 on some Arm processors. Where less is unmapped, or asked
+/// about, the system refuses. Tests set it.
+inline size_t& PageBytes() {
+  static auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
 
 /// Bytes of the pages that hold so many.
 inline size_t InPages(size_t bytes, bool huge) {
-  const size_t page = huge ? kHugePage : kPage;
+  const size_t page = huge ? kHugePage : PageBytes();
   return (bytes + page - 1) / page * page;
 }
 
@@ -26,8 +34,8 @@ inline size_t InPages(size_t bytes, bool huge) {
 /// decline). Throws std::bad_alloc.
 inline std::byte* MapPages(size_t bytes, bool huge) {
   const size_t spare = huge ? kHugePage : 0;
-  if (bytes > SIZE_MAX - spare - kPage) throw std::bad_alloc();
-  bytes += -bytes & (kPage - 1);  // or what is behind them could not be given back
+  if (bytes > SIZE_MAX - spare - PageBytes()) throw std::bad_alloc();
+  bytes += -bytes & (PageBytes() - 1);  // or what is behind them could not be given back
   void* const map = mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) throw std::bad_alloc();
   auto* const start = static_cast<std::byte*>(map);

@@ -39,24 +39,26 @@ class ReadAhead {
     return cold;
   }
 
-  /// Asks for these pages, which are addresses divided by kPage, in any order.
+  /// Asks for these pages, which are addresses divided by PageBytes(), in any order.
   static void Ask(std::vector<uintptr_t> pages) noexcept {
     std::sort(pages.begin(), pages.end());
     pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
     // More would push out of memory what has just been read. The rest is waited for as it is used.
-    const size_t n = std::min(pages.size(), kMost);
+    const size_t page = PageBytes(), n = std::min(pages.size(), kMost / page),
+                 run = std::max(kRun / page, size_t{1});
     for (size_t i = 0; i < n;) {
       const size_t first = i;
-      while (++i < n && i - first < kRun && pages[i] == pages[i - 1] + 1) continue;
-      madvise(reinterpret_cast<void*>(pages[first] * kPage), (i - first) * kPage, MADV_WILLNEED);
+      while (++i < n && i - first < run && pages[i] == pages[i - 1] + 1) continue;
+      madvise(reinterpret_cast<void*>(pages[first] * page), (i - first) * page, MADV_WILLNEED);
     }
   }
 
  private:
   static constexpr int64_t kSeldom = 64;  // rows for each page that was waited for
   static constexpr size_t kSamples = 64;
-  static constexpr size_t kMost = size_t{1} << 17;  // pages: 512 MiB
-  static constexpr size_t kRun = 32;  // pages of one question: of more, Linux would read the first ones
+  static constexpr size_t kMost = size_t{1} << 29;  // bytes
+  static constexpr size_t kRun = size_t{1}
+                                 << 17;  // of one question: of more, Linux would read the first ones
 
   /// How often the process has waited for a page so far.
   static int64_t Waits() {
@@ -65,9 +67,9 @@ class ReadAhead {
     return usage.ru_majflt;
   }
   static bool InMemory(const std::byte* at) {
-    const uintptr_t page = reinterpret_cast<uintptr_t>(at) / kPage * kPage;
+    const uintptr_t page = reinterpret_cast<uintptr_t>(at) / PageBytes() * PageBytes();
     std::array<unsigned char, 1> in{1};
-    return mincore(reinterpret_cast<void*>(page), kPage, in.data()) != 0 || (in[0] & 1) != 0;
+    return mincore(reinterpret_cast<void*>(page), PageBytes(), in.data()) != 0 || (in[0] & 1) != 0;
   }
 
   std::atomic<int64_t> waits_ = Waits();  // when Worth was asked last

@@ -137,8 +137,9 @@ class Plane {
 
   /// Adds the pages of a record, see ReadAhead.
   void AddPages(uint32_t row, std::vector<uintptr_t>& pages) const {
-    const auto start = reinterpret_cast<uintptr_t>(At(row));
-    for (uintptr_t page = start / kPage; page <= (start + stride_ - 1) / kPage; ++page) pages.push_back(page);
+    const auto start = reinterpret_cast<uintptr_t>(At(row)), last = start + stride_ - 1;
+    const size_t bytes = PageBytes();
+    for (uintptr_t page = start / bytes; page <= last / bytes; ++page) pages.push_back(page);
   }
 
   // See PrefetchRecord.
@@ -146,7 +147,7 @@ class Plane {
 
  private:
   static constexpr size_t kSlabBytes = kHugePage;
-  [[nodiscard]] size_t slab_bytes() const { return std::max(kSlabBytes, stride_ + (-stride_ & 4095)); }
+  [[nodiscard]] size_t slab_bytes() const { return std::max(kSlabBytes, InPages(stride_, false)); }
 
   std::shared_ptr<SlabAllocator> allocator_;
   size_t stride_;

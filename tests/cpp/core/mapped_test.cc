@@ -116,7 +116,7 @@ TEST(AForkOfTheProcessChangesNothing) {
   std::fill_n(slab, kSlab, std::byte{7});
   const int code = InFork([&] {
     unsigned char there;
-    const bool mapped = mincore(slab, 4096, &there) == 0;  // fails where nothing is
+    const bool mapped = mincore(slab, kvjax::PageBytes(), &there) == 0;  // fails where nothing is
     slabs->Free(slab, kSlab);
     try {
       slabs->Allocate(kSlab);
@@ -163,7 +163,7 @@ TEST(TablesStayBehindInTheParent) {
 TEST(SlabsAreZeroedDisjointAndUsedAgain) {
   MappedSlabs slabs(Folder(), "t");
   data::Stream random(1);
-  const std::vector<size_t> sizes = {kSlab, kSlab + 4096, 3 * kSlab};
+  const std::vector<size_t> sizes = {kSlab, kSlab + kvjax::PageBytes(), 3 * kSlab};
   struct Slab {
     std::byte* start;
     size_t bytes;
@@ -175,7 +175,7 @@ TEST(SlabsAreZeroedDisjointAndUsedAgain) {
     if (live.size() < 2 || (live.size() < 30 && random.Below(2) == 0)) {
       const size_t bytes = sizes[random.Below(sizes.size())];
       std::byte* const start = slabs.Allocate(bytes);
-      CHECK_EQ(reinterpret_cast<uintptr_t>(start) % 4096, 0u);
+      CHECK_EQ(reinterpret_cast<uintptr_t>(start) % kvjax::PageBytes(), 0u);
       CHECK(IsZero(start, bytes));
       live.push_back({start, bytes, static_cast<std::byte>(i + 1)});
       std::fill_n(start, bytes, live.back().mark);
@@ -199,7 +199,7 @@ TEST(SlabsAreZeroedDisjointAndUsedAgain) {
 
 TEST(ManyWindowsAndSlabsLargerThanOne) {
   MappedSlabs slabs(Folder(), "t");
-  constexpr size_t kLarge = (size_t{1} << 28) + 4096;
+  const size_t kLarge = (size_t{1} << 28) + kvjax::PageBytes();
   std::byte* const first = slabs.Allocate(kSlab);
   *first = std::byte{1};
   std::byte* const large = slabs.Allocate(kLarge);

@@ -1,13 +1,17 @@
 // Plane: records of fixed size at addresses that never change.
 #include "kvjax/ffi/core/slab.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "tests/cpp/support/check.h"
@@ -27,7 +31,7 @@ class CountingSlabs final : public kvjax::SlabAllocator {
   std::byte* Allocate(size_t bytes) override {
     if (live_.size() == limit_) throw std::bad_alloc();
     std::byte* slab = host_.Allocate(bytes);
-    CHECK_EQ(reinterpret_cast<uintptr_t>(slab) % 4096, 0u);
+    CHECK_EQ(reinterpret_cast<uintptr_t>(slab) % kvjax::PageBytes(), 0u);
     CHECK(live_.emplace(slab, bytes).second);
     return slab;
   }
@@ -266,7 +270,7 @@ TEST(TablesGiveEverySlabBack) {
 size_t AddressSpace() {
   size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
-  return pages * 4096;
+  return pages * kvjax::PageBytes();
 }
 
 TEST(PagesOfAnyNumberOfBytesAreGivenBackWhole) {
@@ -279,6 +283,21 @@ TEST(PagesOfAnyNumberOfBytesAreGivenBackWhole) {
     kvjax::UnmapPages(start, bytes);
   }
   CHECK(AddressSpace() < before + (size_t{100} << 20));
+}
+
+TEST(MemoryIsTakenInPagesOfTheSystem) {
+  const size_t own = std::exchange(kvjax::PageBytes(), size_t{1} << 16), bytes = (size_t{5} << 20) + 64;
+  std::byte* const start = kvjax::MapPages(bytes, true);
+  std::byte* const last = start + kvjax::InPages(bytes, false) - own;
+  std::array<unsigned char, 16> there{};
+  CHECK_EQ(mincore(last, own, there.data()), 0);  // fails where nothing is
+  kvjax::UnmapPages(start, kvjax::InPages(bytes, false));
+  {
+    Plane plane(std::make_shared<HostSlabs>(), (size_t{2} << 20) + 4);
+    plane.Reserve(1);
+    CHECK_EQ(plane.bytes() % kvjax::PageBytes(), 0u);
+  }
+  kvjax::PageBytes() = own;
 }
 
 }  // namespace core_slab
