@@ -155,7 +155,7 @@ class KeyGroups {
       for (size_t i = from; i < to; ++i) {
         if (counts[i] <= 0) continue;
         const uint64_t hash = PlaceHash(keys[i], secret);
-        items_[next[PartOf(hash)]++] = {keys[i], static_cast<uint32_t>(i), static_cast<uint32_t>(hash)};
+        items_[next[PartOf(hash)]++] = {keys[i], static_cast<uint32_t>(i), {static_cast<uint32_t>(hash)}};
       }
     });
   }

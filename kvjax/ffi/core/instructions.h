@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kvjax/ffi/core/portable.h"
+
 namespace kvjax {
 
 // A register holds float32 (names in _f), or int32 for integers and booleans (0 or 1; _i); one that has a
@@ -55,8 +57,8 @@ namespace kvjax {
   MAP(sub_f, 2, float, float, a - b)                                                              \
   MAP(mul_f, 2, float, float, a * b)                                                              \
   MAP(div_f, 2, float, float, a / b)                                                              \
-  MAP(max_f, 2, float, float, a > b || a != a ? a : b)                                            \
-  MAP(min_f, 2, float, float, a < b || a != a ? a : b)                                            \
+  MAP(max_f, 2, float, float, Extreme<true>(a, b))                                                \
+  MAP(min_f, 2, float, float, Extreme<false>(a, b))                                               \
   CALL(pow_f, 2, float, float, __builtin_powf(a, b))                                              \
   CALL(rem_f, 2, float, float, __builtin_fmodf(a, b))                                             \
   CALL(atan2_f, 2, float, float, __builtin_atan2f(a, b))                                          \
@@ -101,8 +103,8 @@ namespace kvjax {
   CALL(sub_d, 2, double, double, a - b)                                                           \
   CALL(mul_d, 2, double, double, a * b)                                                           \
   CALL(div_d, 2, double, double, a / b)                                                           \
-  CALL(max_d, 2, double, double, a > b || a != a ? a : b)                                         \
-  CALL(min_d, 2, double, double, a < b || a != a ? a : b)                                         \
+  CALL(max_d, 2, double, double, Extreme<true>(a, b))                                             \
+  CALL(min_d, 2, double, double, Extreme<false>(a, b))                                            \
   CALL(pow_d, 2, double, double, __builtin_pow(a, b))                                             \
   CALL(lt_d, 2, double, int32_t, a < b)                                                           \
   CALL(le_d, 2, double, int32_t, a <= b)                                                          \
@@ -110,8 +112,8 @@ namespace kvjax {
   CALL(ge_d, 2, double, int32_t, a >= b)                                                          \
   REDUCE(sum_f, float, 0.0f, x + y)                                                               \
   REDUCE(prod_f, float, 1.0f, x * y)                                                              \
-  REDUCE(rmax_f, float, -__builtin_inff(), x > y || x != x ? x : y)                               \
-  REDUCE(rmin_f, float, __builtin_inff(), x < y || x != x ? x : y)                                \
+  REDUCE(rmax_f, float, -__builtin_inff(), Extreme<true>(x, y))                                   \
+  REDUCE(rmin_f, float, __builtin_inff(), Extreme<false>(x, y))                                   \
   REDUCE(sum_i, int32_t, 0, Word(Bits(x) + Bits(y)))                                              \
   REDUCE(rmax_i, int32_t, INT32_MIN, x > y ? x : y)                                               \
   REDUCE(rmin_i, int32_t, INT32_MAX, x < y ? x : y)                                               \

@@ -4,6 +4,8 @@
 #pragma once
 #include <bit>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 
 #ifdef __CUDACC__
 #define KVJAX_HD __host__ __device__
@@ -23,6 +25,14 @@
 #define KVJAX_INLINE
 #endif
 
+/// Of a loop whose turns do not depend on each other, so that the compiler need not find out. Clang asks at
+/// run time.
+#if defined(__GNUC__) && !defined(__clang__)
+#define KVJAX_INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define KVJAX_INDEPENDENT
+#endif
+
 namespace kvjax {
 
 /// The high 64 bits of a * b.
@@ -32,6 +42,22 @@ KVJAX_HD inline uint64_t MulHigh(uint64_t a, uint64_t b) {
 #else
   return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
 #endif
+}
+
+/// The greater of two numbers, or the smaller; the first NaN, if there is one. By their bits: where subnormal
+/// numbers are zero, what a comparison of floats, or a maximum, makes of one depends on the instruction that
+/// a compiler takes.
+template <bool kGreater, class T>
+KVJAX_HD inline T Extreme(T a, T b) {
+  using Word = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
+  constexpr Word kMagnitude = std::numeric_limits<Word>::max();
+  constexpr Word kInfinity = __builtin_bit_cast(Word, std::numeric_limits<T>::infinity());
+  const auto x = __builtin_bit_cast(Word, a), y = __builtin_bit_cast(Word, b);
+  const Word place_x = x ^ (x >> (8 * sizeof(T) - 1) & kMagnitude);
+  const Word place_y = y ^ (y >> (8 * sizeof(T) - 1) & kMagnitude);
+  const bool before = kGreater ? place_x > place_y : place_x < place_y;
+  const int first = int{(x & kMagnitude) > kInfinity} | (int{(y & kMagnitude) <= kInfinity} & int{before});
+  return __builtin_bit_cast(T, first != 0 ? x : y);
 }
 
 /// How many bits a number above zero has.

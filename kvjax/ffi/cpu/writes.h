@@ -221,7 +221,7 @@ inline void Table::WriteValues(const ParallelFor& parallel, const RowIds& rows,
       size_t m = 0;
       for (size_t i = begin, end = std::min(begin + kBlock, rows.size()); i < end; ++i) {
         own[m] = i;  // without a branch, which nobody could foresee
-        m += (rows[i] / kTogether % kOwners - first < last - first) & (rows[i] != kNoRow);
+        m += size_t{rows[i] / kTogether % kOwners - first < last - first} & size_t{rows[i] != kNoRow};
       }
       const auto fetch = [&](size_t j) {
         if (j >= m) return;

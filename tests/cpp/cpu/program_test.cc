@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/cpu/program/machine.h"
+#include "kvjax/ffi/cpu/program/subnormal.h"
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
@@ -41,7 +43,7 @@ using programs::kVector;
 using programs::Sgd;
 
 /// What one instruction makes of awkward operands, as bits.
-std::vector<uint32_t> Run(const Kernels& kernels, Opcode op, Shape shape, int32_t dim) {
+std::vector<uint32_t> Run(const Kernels& kernels, Opcode op, Shape shape, int32_t dim, bool flushes) {
   constexpr int32_t kRows = 5;
   const InstructionForm& form = kvjax::kInstructionForms[static_cast<size_t>(op)];
   data::Stream stream(static_cast<uint64_t>(op) * 64 + static_cast<uint64_t>(shape.vectors));
@@ -87,8 +89,16 @@ std::vector<uint32_t> Run(const Kernels& kernels, Opcode op, Shape shape, int32_
   } else {
     step.out = cells[5].data();
   }
+  const uint64_t keys[kRows] = {0, 1, 2, 3, UINT64_MAX};
+  const uint64_t* const of[kRows] = {&keys[0], &keys[1], &keys[2], &keys[3], &keys[4]};
+  const kvjax::program::Random random{7, 3, of};
+  step.random = &random, step.width = dim;
   kernels.find(op, shape, step);
-  step.kernel(step, kRows, dim);
+  {
+    std::optional<kvjax::program::NoSubnormals> flush;
+    if (flushes) flush.emplace();
+    step.kernel(step, kRows, dim);
+  }
   std::vector<uint32_t> out(shape.vector ? memory[5].size() : 2 * kRows);
   std::memcpy(out.data(), shape.vector ? static_cast<void*>(memory[5].data()) : cells[5].data(),
               4 * out.size());
@@ -102,23 +112,38 @@ std::vector<uint32_t> Run(const Kernels& kernels, Opcode op, Shape shape, int32_
 TEST(EveryInstructionSetGivesTheSameBits) {
   size_t ran = 0;
   for (const Kernels& kernels : AllKernels()) {
-    for (int32_t op = 0; op < static_cast<int32_t>(Opcode::kCount); ++op) {
-      const InstructionForm& form = kvjax::kInstructionForms[op];
-      if (form.kind == InstructionForm::Kind::kMove) continue;
-      for (const int32_t dim : {2, 16, 37}) {
+    const auto check = [&](Opcode op, Shape shape, int32_t dim) {
+      for (const bool flushes : {false, true}) {
+        const bool same =
+            Run(kernels, op, shape, dim, flushes) == Run(AllKernels()[0], op, shape, dim, flushes);
+        if (!same) {
+          std::cerr << kernels.name << " " << kvjax::kInstructionForms[static_cast<size_t>(op)].name << " "
+                    << shape.vectors << " " << shape.type << " " << flushes << "\n";
+        }
+        CHECK(same);
+        ++ran;
+      }
+    };
+    for (const int32_t dim : {2, 16, 37}) {
+      for (int32_t i = 0; i < static_cast<int32_t>(Opcode::kCount); ++i) {
+        const InstructionForm& form = kvjax::kInstructionForms[i];
+        const auto op = static_cast<Opcode>(i);
+        if (form.kind == InstructionForm::Kind::kMove) continue;
         for (int32_t vectors = 0; vectors < 1 << form.arity; ++vectors) {
           const bool reduces = form.kind == InstructionForm::Kind::kReduce;
           if (reduces && vectors == 0) continue;
           if (form.doubles && vectors != 0) continue;
           if (form.kind == InstructionForm::Kind::kFused && vectors != form.vectors()) continue;
-          const Shape shape{.vector = vectors != 0 && !reduces, .vectors = vectors};
-          const auto one = static_cast<Opcode>(op);
-          const bool same = Run(kernels, one, shape, dim) == Run(AllKernels()[0], one, shape, dim);
-          if (!same) std::cerr << kernels.name << " " << form.name << " " << vectors << "\n";
-          CHECK(same);
-          ++ran;
+          check(op, {.vector = vectors != 0 && !reduces, .vectors = vectors}, dim);
         }
       }
+      for (int32_t type = 0; type <= static_cast<int32_t>(Field::Type::kBool); ++type) {
+        for (const Opcode op : {Opcode::k_load, Opcode::k_store})
+          check(op, {.vector = true, .vectors = 1, .type = type}, dim);
+      }
+      for (const Opcode op : {Opcode::k_stochastic_bfloat16, Opcode::k_stochastic_float16})
+        check(op, {.vector = true, .vectors = 1}, dim);
+      check(Opcode::k_pick, {.vectors = 1}, dim);
     }
   }
   CHECK(ran > 500);

@@ -32,7 +32,8 @@ constexpr int32_t kVector = 0, kScalar = 1 << 16, kShared = 2 << 16, kField = 3 
 
 /// Ordinary numbers among the ends of the type.
 inline float Awkward(data::Stream& stream) {
-  const float ends[] = {0.0f, -0.0f, 1.0f, -1.0f, INFINITY, -INFINITY, NAN, 3e38f, -3e38f, 65504.0f, 1e-6f};
+  const float ends[] = {0.0f,  -0.0f,  1.0f,     -1.0f, INFINITY, -INFINITY, NAN,
+                        3e38f, -3e38f, 65504.0f, 1e-6f, 1e-39f,   -2e-39f};
   const uint64_t n = stream.Below(40);
   return n < std::size(ends) ? ends[n] : static_cast<float>(stream.Below(2000)) / 100 - 10;
 }

@@ -77,7 +77,7 @@ void MapVectors(const Step& s, int32_t rows, int32_t dim) {
       return F::Of(kVectors & 1 ? In(a[i]) : a0, kVectors & 2 ? In(b[i]) : b0, kVectors & 4 ? In(c[i]) : c0,
                    kVectors & 8 ? In(d[i]) : d0, kVectors & 16 ? In(e[i]) : e0);
     };
-#pragma GCC ivdep
+    KVJAX_INDEPENDENT
     for (int32_t i = 0; i < dim; ++i) out[i] = element(i);
   }
 }
@@ -251,12 +251,12 @@ void Move(const Step& s, int32_t rows, int32_t) {
     if constexpr (kLoad) {
       const void* const from = Place(s.arg[0].rows, r, s.arg[0].offset);
       Float* const to = Write<float>(s, r, kVector);
-#pragma GCC ivdep
+      KVJAX_INDEPENDENT
       for (int32_t i = 0; i < s.width; ++i) Get<kType>(from, i, to);
     } else {
       const Float* const from = Read<float>(s.arg[0], r, kVector);
       void* const to = Place(s.out_rows, r, s.out_offset);
-#pragma GCC ivdep
+      KVJAX_INDEPENDENT
       for (int32_t i = 0; i < s.width; ++i) Put<kType>(from, i, to);
     }
   }
@@ -298,7 +298,7 @@ void Stochastic(const Step& s, int32_t rows, int32_t dim) {
     const auto before = static_cast<uint32_t>(*Read<int32_t>(s.arg[1], r, false));  // columns
     const Float* const in = Read<float>(s.arg[0], r, s.arg[0].rows != nullptr);
     Float* const out = Write<float>(s, r, s.out_rows != nullptr);
-#pragma GCC ivdep
+    KVJAX_INDEPENDENT
     for (int32_t i = 0; i < dim; ++i) {
       const float x = in[i], magnitude = __builtin_fabsf(x);
       const auto bits = __builtin_bit_cast(uint32_t, x);
