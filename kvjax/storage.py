@@ -301,7 +301,7 @@ class External:
 
     @property
     def given(self) -> External | None:
-        """What the user has given, as long as it lives."""
+        """What the user gave: this itself. Of what `of_table` makes, None once nobody has what the user gave."""
         return self
 
 

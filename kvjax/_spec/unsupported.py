@@ -57,6 +57,11 @@ def _check_external(spec: TableSpec, op: str) -> None:
             ValueError, spec.name, op, "a table in one place beside storage.External", "one with mesh=",
             "leave mesh= out, or the storage",
         )  # fmt: skip
+    if spec.storage.engine is None:
+        raise fail(
+            ValueError, spec.name, op, "an engine", "the storage of a table that is gone, as is its engine",
+            "give kvjax.storage.External(engine)",
+        )  # fmt: skip
     for name, other in PROCESS.all_specs().items():
         if name != spec.name and other.storage == spec.storage:
             raise fail(

@@ -114,6 +114,8 @@ def test_an_engine_goes_with_its_table():
     del engine
     gc.collect()
     assert gone() is None and repr(table.spec.storage) == "External(engine=None)"
+    with pytest.raises(ValueError, match="get_table: want an engine, got the storage of a table that is gone"):
+        kvjax.get_table("lifetime", dim=2, storage=table.spec.storage)
 
 
 def test_tables_without_programs_cost_others_nothing(cleared):
