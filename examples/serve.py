@@ -91,14 +91,15 @@ class Server:
         return 200, {"release": release.number, "p": p.tolist()}
 
     def metrics(self) -> str:
-        found: dict[str, float] = {"kvjax_refreshed_seconds": self.refreshed}
+        found: dict[str, float] = {"kvjax_refreshed_timestamp_seconds": self.refreshed}
         with contextlib.suppress(FrozenError):  # there is none yet
             release = self.releases.current()
             found["kvjax_release"] = release.number
-            found["kvjax_release_published_seconds"] = release.info.published.timestamp()
+            found["kvjax_release_published_timestamp_seconds"] = release.info.published.timestamp()
             for name, table in release.items():
-                found[f'kvjax_table_step{{table="{name}"}}'] = table.step
-                found[f'kvjax_rows{{table="{name}"}}'] = len(table)
+                label = json.dumps(name, ensure_ascii=False)  # a string of Prometheus has the same escapes
+                found[f"kvjax_table_step{{table={label}}}"] = table.step
+                found[f"kvjax_rows{{table={label}}}"] = len(table)
         return "".join(f"{name} {value}\n" for name, value in (found | self.counts).items())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

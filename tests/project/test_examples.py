@@ -145,7 +145,8 @@ def test_a_server_goes_on_with_the_last_whole_release_and_counts(tmp_path, capsy
     zeros, layers = np.zeros(2, np.int64), io.BytesIO()
     ads = Exported(np.arange(2), np.ones((2, 3), np.float32), zeros, zeros, {}, zeros > 0, zeros > 0, 7, 2)
     np.savez(layers, kernel0=np.ones((16, 2)), bias0=np.zeros(2), kernel1=np.ones((2, 1)), bias1=np.zeros(1))
-    trainer.publish({"ads": ads}, {"dense.npz": layers.getvalue()}, missing="zeros")
+    other = 'a"b\\'
+    trainer.publish({"ads": ads, other: ads}, {"dense.npz": layers.getvalue()}, missing="zeros")
     server.refresh()
     status, body = posted([[0, 1, serve.PAD, 2**40]])
     assert status == 200 and json.loads(body) == {"release": 1, "p": [pytest.approx(1 / (1 + np.exp(-4)))]}
@@ -156,9 +157,11 @@ def test_a_server_goes_on_with_the_last_whole_release_and_counts(tmp_path, capsy
     server.refresh()
     assert "want the files of the current release" in capsys.readouterr().err and posted([[0]])[0] == 200
     said = metrics()
-    assert float(said.pop("kvjax_release_published_seconds")) <= float(said.pop("kvjax_refreshed_seconds"))
+    published, refreshed = (said.pop(f"kvjax_{of}_timestamp_seconds") for of in ("release_published", "refreshed"))
+    assert float(published) <= float(refreshed)
     assert {name: int(value) for name, value in said.items()} == {
         "kvjax_release": 1, 'kvjax_table_step{table="ads"}': 7, 'kvjax_rows{table="ads"}': 2,
+        r'kvjax_table_step{table="a\"b\\"}': 7, r'kvjax_rows{table="a\"b\\"}': 2,
         "kvjax_keys_total": 4, "kvjax_missing_keys_total": 1, "kvjax_failed_refreshes_total": 1,
         'kvjax_requests_total{status="200"}': 2, 'kvjax_requests_total{status="400"}': 3,
         'kvjax_requests_total{status="503"}': 1,
