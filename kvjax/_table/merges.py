@@ -56,7 +56,7 @@ def _warn_of_ages(spec: TableSpec, op: str, rows: int, steps: int) -> None:
             f"kvjax: table {spec.name!r}, {op}: want rows of a table that has done no more steps beside evict="
             f"{spec.evict}, got some that are {steps} steps ahead; the {rows:,} rows that stay are older by these now, "
             "and may be evicted by the next step. Rows from another table can be given the steps of this one first: "
-            "docs/tables.md, Rows under other keys",
+            "docs/restarts.md, Rows under other keys",
             stacklevel=level_of_user(),
         )
 

@@ -280,7 +280,7 @@ def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[s
             mend = f"give dtype={spec.dtype!r} to convert the rows, or {mend}"
         if "dim" in want:
             mend += f"; for its rows in dim {spec.dim}, restore(..., {{{meta['name']!r}: 'another name'}}), and load "
-            mend += "the export of that with other columns (docs/tables.md, Another dim)"
+            mend += "the export of that with other columns (docs/restarts.md, Another dim)"
         if want.keys() <= {"seed", "initializer"}:
             mend += "; own_initializer=True keeps its own, so that keys without a row read as other rows than before"
         raise fail(

@@ -14,7 +14,7 @@ TEXTS = {
     "README.md": 4, "docs/checkpoints.md": 5, "docs/command-line.md": 1, "docs/cuda.md": 0, "docs/deltas.md": 3,
     "docs/design.md": 0, "docs/exports.md": 3, "docs/format.md": 1, "docs/frozen-format.md": 1, "docs/laziness.md": 4,
     "docs/migration.md": 1, "docs/optimizers.md": 4, "docs/recipes.md": 20, "docs/reference.md": 0,
-    "docs/restarts.md": 3, "docs/scaling.md": 0, "docs/serving.md": 3, "docs/sharding.md": 5, "docs/tables.md": 12,
+    "docs/restarts.md": 5, "docs/scaling.md": 0, "docs/serving.md": 3, "docs/sharding.md": 5, "docs/tables.md": 10,
     "docs/troubleshooting.md": 1,
 }  # fmt: skip
 
@@ -46,3 +46,12 @@ def test_links():
     for name in TEXTS:
         for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
             assert (ROOT / name).parent.joinpath(link).exists(), link
+
+
+def test_links_to_headings():
+    for name in TEXTS:
+        for path, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", (ROOT / name).read_text()):
+            text = (ROOT / name).parent.joinpath(path).read_text() if path else (ROOT / name).read_text()
+            titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
+            found = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert heading in found, f"{name}: {path}#{heading}"

@@ -89,6 +89,6 @@ def test_rows_of_later_steps_make_the_others_old(policy, make):
     assert table.stats().last_step == 6
     own = trained(make(2, evict=policy.every(1)), MINE, 1)
     rows, last = later.export(slots=True), own.stats().last_step
-    versions = np.maximum(rows.versions - rows.last_step + last, 0)  # as docs/tables.md has it
+    versions = np.maximum(rows.versions - rows.last_step + last, 0)  # as docs/restarts.md has it
     own = own.load(dataclasses.replace(rows, versions=versions, last_step=last), merge=True)
     assert len(trained(own, MINE, 1)) == 6
