@@ -71,10 +71,11 @@ class Handle:
     view: View | None
 
     def __init__(
-        self, version: Any, spec: TableSpec | None = None, tape: Any = None, view: View | None = None, **options: Any
-    ) -> None:
+        self, version: Any = None, spec: TableSpec | None = None, tape: Any = None, view: View | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
         if spec is None or options:
-            got = f"{version!r}{options and ' and '}{', '.join(f'{name}=' for name in options)}"
+            got = " and ".join([repr(version), *(f"{name}=" for name in options)])
             mend = "kvjax.get_table(name, dim=) makes tables"
             raise fail(TypeError, None, "Table", "the version and the spec of a table", got, mend)
         put = functools.partial(object.__setattr__, self)

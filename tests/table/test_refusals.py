@@ -127,6 +127,8 @@ WRONG = {
         lambda t: kvjax.Table("user", dim=4),
         r"Table: want the version and the spec of a table, got 'user' and dim=; kvjax.get_table\(name, dim=\) makes",
     ),
+    "Table of a name": (lambda t: kvjax.Table("user"), "Table: want the version and the spec of a table, got 'user'; "),
+    "Table by names": (lambda t: kvjax.Table(name="user"), "Table: want .* of a table, got None and name=; "),
     "option": (
         lambda t: kvjax.get_table("c", dim=4, sede=3),
         "unexpected keyword argument 'sede'; did you mean 'seed'?",
