@@ -11,7 +11,7 @@ from kvjax._keys.shapes import check_salts
 from kvjax._keys.spans import Spans, spans_of
 from kvjax._values.arrays import HasArray, check_no_mask, first_of
 from kvjax._values.errors import fail
-from kvjax._values.integers import as_array, as_bits, is_missing, mend_of, salt_of
+from kvjax._values.integers import as_array, as_bits, is_missing, mend_of, salt_of, telling
 from kvjax._values.key_width import check_whole
 from kvjax.ffi import host
 
@@ -129,7 +129,7 @@ def _some(strings: list[Any], at: np.ndarray | None) -> list[Any]:
 def _error_of(items: list[Any]) -> Exception:
     """The error of items of which some are neither text nor bytes."""
     others = [item for item in items if not isinstance(item, (str, bytes))]
-    first = min(others, key=lambda item: not is_missing(item))  # what is missing explains floats beside it
+    first = telling(others)
     got = f"{type(first).__name__} {first!r} among them"
     if is_missing(first) and len(others) < len(items):
         mend = (

@@ -71,8 +71,7 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
         wide = [x for x, is_integer in zip(objects.flat, integers, strict=True) if is_integer and not _fits(x)]
         if not others and not wide:
             return _bits_of([int(x) for x in objects.flat], where).reshape(objects.shape)
-        # What is missing explains floats, which NumPy and pandas make of integers beside it; and text explains both.
-        first: Any = min(others, key=lambda x: 1 if is_missing(x) else 2 * is_real(x)) if others else ""
+        first: Any = telling(others) if others else ""
         got = f"a missing id ({first!r})" if is_missing(first) else f"{type(first).__name__} {first!r}"
         got = f"{got} among them" if others else f"{wide[0]}, which has more"
     else:
@@ -89,6 +88,12 @@ NO_FLOATS = (
     "2**53, so a cast would give other ids, and make a key of NaN"
 )
 """The mend for ids that are floats."""
+
+
+def telling(items: list[Any]) -> Any:
+    """Of elements that are no ids, the first that explains the rest: what is missing explains numbers beside it, as
+    NumPy and pandas make floats of integers there; and text, lists and the like explain both."""
+    return min(items, key=lambda x: 1 if is_missing(x) else 2 * isinstance(x, (int, float, np.number)))
 
 
 def mend_of(item: object, otherwise: str) -> str:

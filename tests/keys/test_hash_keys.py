@@ -64,7 +64,7 @@ def test_what_is_no_column_of_strings_is_as_before():
         (arrow.array([7, None, 2**60 + 1]), "float nan", "read ids as integers"),
         (np.array([7, None], object), "NoneType None", "read ids as integers"),
         (np.array([7.0]), "float 7.0", "read ids as integers"),
-        (arrow.array([[1, 2], [3]]), r"ndarray array\(\[1, 2\]\)", r"give what is in the lists .*lengths="),
+        (arrow.array([None, [1, 2], [3]]), r"ndarray array\(\[1, 2\]\)", r"give what is in the lists .*lengths="),
         (np.array([(1, "a"), None], object)[:1], r"tuple \(1, 'a'\)", r"make keys of each part, and .*salted\(second"),
         (["a", 7], "int 7", "make strings, bytes or integers of them"),
     ],
