@@ -34,7 +34,7 @@ def check_backend(spec: TableSpec, op: str) -> None:
       ValueError: the table asks for what it cannot do yet.
     """
     if isinstance(spec.storage, External):
-        _check_external(spec, op)
+        _check_external(spec, spec.storage, op)
     backend = spec.storage.backend
     if backend == ffi.DEVICE and (trouble := ffi.trouble(backend)):
         raise fail(
@@ -49,7 +49,7 @@ def check_backend(spec: TableSpec, op: str) -> None:
             raise _not_on_cuda(spec, op, option, mend)
 
 
-def _check_external(spec: TableSpec, op: str) -> None:
+def _check_external(spec: TableSpec, storage: External, op: str) -> None:
     if ffi.is_device(spec.storage.backend):  # as host threads emulate one
         raise _not_on_cuda(spec, op, "storage.External", "test it without KVJAX_EMULATED")
     if spec.placement is not None:
@@ -57,7 +57,7 @@ def _check_external(spec: TableSpec, op: str) -> None:
             ValueError, spec.name, op, "a table in one place beside storage.External", "one with mesh=",
             "leave mesh= out, or the storage",
         )  # fmt: skip
-    if spec.storage.engine is None:
+    if storage.given is None:
         raise fail(
             ValueError, spec.name, op, "an engine", "the storage of a table that is gone, as is its engine",
             "give kvjax.storage.External(engine)",
