@@ -110,10 +110,13 @@ class RowsAway {
   // ---- a call
   // ------------------------------------------------------------------------------------------------
 
-  /// Before a write: what the engine has not taken yet.
+  /// Before a write: what the engine has not taken yet. Nothing of it is known after that: a key that this
+  /// write removes and a later one inserts would be in entries_ twice.
   template <class Store>
   void Begin(const Store& store) {
-    if (changed_) Flush(store);
+    if (!changed_) return;
+    Flush(store);
+    Forget(store);
   }
 
   /// Brings columns of the rows of keys, where there are such. Also slots of a table that has none yet: those
@@ -197,11 +200,7 @@ class RowsAway {
         failed_ = true;
       }
     }
-    if (changed_) return;
-    for (const KeyRow& r : entries_) rows_[r.row] &= ~uint32_t{kBoth};
-    for (const uint32_t row : placed_) rows_[row] &= kBoth;
-    Drop(entries_), Drop(placed_);
-    store.ShrinkPlaces(kKept);
+    if (!changed_) Forget(store);
   }
 
  private:
@@ -252,6 +251,15 @@ class RowsAway {
     }
     std::vector<uint64_t>().swap(gone_);
     changed_ = failed_ = false;
+  }
+
+  /// No row is in memory any more.
+  template <class Store>
+  void Forget(const Store& store) noexcept {
+    for (const KeyRow& r : entries_) rows_[r.row] &= ~uint32_t{kBoth};
+    for (const uint32_t row : placed_) rows_[row] &= kBoth;
+    Drop(entries_), Drop(placed_);
+    store.ShrinkPlaces(kKept);
   }
 
   std::shared_ptr<const Engine> engine_;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <vector>
 
@@ -32,10 +33,15 @@ struct Away {
         .put =
             [this](std::string_view, kvjax::Engine::Keys given, size_t width,
                    const std::vector<std::byte>& in) {
+              if (refuses) throw std::runtime_error("not now");
+              CHECK_EQ(std::set(given.begin(), given.end()).size(), given.size());
               for (size_t i = 0; i < given.size(); ++i)
                 std::memcpy(&engine_rows[given[i]], in.data() + i * width, width);
             },
-        .remove = [](kvjax::Engine::Keys) {}};
+        .remove =
+            [this](kvjax::Engine::Keys) {
+              if (refuses) throw std::runtime_error("not now");
+            }};
     store.SetAway(
         std::make_unique<RowsAway>(std::make_shared<const kvjax::Engine>(engine), sizeof(uint64_t), 1));
     store.Reserve(keys.size());
@@ -125,6 +131,28 @@ TEST(ARowThatTheEngineDoesNotGiveIsStillAway) {
   rows.refuses = false;
   rows.store.away()->Bring(rows.store, keys, RowsAway::kValues);
   CHECK_EQ(rows.Here(keys), keys.size());
+}
+
+/// Also where the engine has refused its row and then the removal of it, so that both are known still.
+TEST(AKeyThatComesBackIsPutOnce) {
+  Away rows({5});
+  RowsAway& away = *rows.store.away();
+  away.Bring(rows.store, Keys{5}, RowsAway::kValues);
+  rows.refuses = true;
+  rows.End(3);
+  rows.refuses = false;
+  away.Begin(rows.store);
+  rows.store.ReserveErase(1);
+  CHECK(rows.store.Erase(5));
+  rows.refuses = true;
+  rows.End(4);
+  rows.refuses = false;
+  away.Begin(rows.store);
+  rows.store.Reserve(1);
+  const uint64_t value = 26;
+  std::memcpy(rows.store.Value(rows.store.Insert(5)), &value, sizeof(value));
+  rows.End(5);
+  CHECK_EQ(rows.engine_rows.at(5), value);
 }
 
 }  // namespace core_away
