@@ -110,13 +110,16 @@ class RowsAway {
   // ---- a call
   // ------------------------------------------------------------------------------------------------
 
+  /// Before a call, which has its turn.
+  void Enter() noexcept { before_ = {entries_.size(), placed_.size()}; }
+
   /// Before a write: what the engine has not taken yet. Nothing of it is known after that: a key that this
   /// write removes and a later one inserts would be in entries_ twice.
   template <class Store>
   void Begin(const Store& store) {
     if (!changed_) return;
     Flush(store);
-    Forget(store);
+    Forget(store, {});
   }
 
   /// Brings columns of the rows of keys, where there are such. Also slots of a table that has none yet: those
@@ -187,10 +190,12 @@ class RowsAway {
   }
 
   /// After a call, of which the table has this version: puts back what has changed, and gives all places back
-  /// unless the call has only planned what another one will do.
+  /// unless the call has only planned what another one will do. What a read has brought goes in any case, or
+  /// memory would fill up with what is read while the engine refuses rows, or a step waits for its end.
   template <class Store>
   void End(const Store& store, uint32_t version, bool planning, bool writes) noexcept {
     if (std::exchange(seen_, version) != version) changed_ = true;
+    if (!writes) Forget(store, before_);
     if (planning) return;
     promised_ = 0;
     if (changed_ && (writes || !failed_)) {
@@ -200,7 +205,7 @@ class RowsAway {
         failed_ = true;
       }
     }
-    if (!changed_) Forget(store);
+    if (!changed_) Forget(store, {});
   }
 
  private:
@@ -214,9 +219,9 @@ class RowsAway {
     if (n > items.capacity()) items.reserve(std::max(n, 2 * items.capacity()));
   }
   template <class T>
-  static void Drop(std::vector<T>& items) noexcept {
-    items.clear();
-    if (items.capacity() > kBatch) std::vector<T>().swap(items);
+  static void Drop(std::vector<T>& items, size_t keep) noexcept {
+    items.erase(items.begin() + static_cast<ptrdiff_t>(keep), items.end());
+    if (items.empty() && items.capacity() > kBatch) std::vector<T>().swap(items);
   }
   static std::string_view Name(Column column) { return column == kSlots ? "slots" : "values"; }
   template <class Store>
@@ -253,13 +258,17 @@ class RowsAway {
     changed_ = failed_ = false;
   }
 
-  /// No row is in memory any more.
+  /// How many rows have columns in memory, and how many have places.
+  struct Sizes {
+    size_t entries = 0, placed = 0;
+  };
+  /// No other rows than the first ones are in memory any more.
   template <class Store>
-  void Forget(const Store& store) noexcept {
-    for (const KeyRow& r : entries_) rows_[r.row] &= ~uint32_t{kBoth};
-    for (const uint32_t row : placed_) rows_[row] &= kBoth;
-    Drop(entries_), Drop(placed_);
-    store.ShrinkPlaces(kKept);
+  void Forget(const Store& store, Sizes first) noexcept {
+    for (size_t i = first.entries; i < entries_.size(); ++i) rows_[entries_[i].row] &= ~uint32_t{kBoth};
+    for (size_t i = first.placed; i < placed_.size(); ++i) rows_[placed_[i]] &= kBoth;
+    Drop(entries_, first.entries), Drop(placed_, first.placed);
+    if (placed_.empty()) store.ShrinkPlaces(kKept);
   }
 
   std::shared_ptr<const Engine> engine_;
@@ -270,6 +279,7 @@ class RowsAway {
   std::vector<uint32_t> rows_;    // by row: the columns that are in memory, and above these its place
   std::vector<KeyRow> entries_;   // rows with columns in memory
   std::vector<uint32_t> placed_;  // rows with places, from place 1 on
+  Sizes before_;                  // when the call began
   size_t promised_ = 0;           // for how many more there must be space, as they are to be inserted
   std::vector<uint64_t> gone_;    // keys whose rows the engine still has
 };

@@ -16,6 +16,7 @@ class VisitOf {
     if (table.in_.store.away() == nullptr) return;
     turn_ = std::unique_lock(table.away_turn_, std::defer_lock);
     table.gate_.Take(turn_, table.spec_.name, op);
+    table.in_.store.away()->Enter();
   }
   VisitOf(VisitOf&&) = default;
   ~VisitOf() {

@@ -33,7 +33,7 @@ struct Away {
         .put =
             [this](std::string_view, kvjax::Engine::Keys given, size_t width,
                    const std::vector<std::byte>& in) {
-              if (refuses) throw std::runtime_error("not now");
+              if (refuses || refuses_put) throw std::runtime_error("not now");
               CHECK_EQ(std::set(given.begin(), given.end()).size(), given.size());
               for (size_t i = 0; i < given.size(); ++i)
                 std::memcpy(&engine_rows[given[i]], in.data() + i * width, width);
@@ -52,6 +52,12 @@ struct Away {
     End(2);
   }
   void End(uint32_t version) { store.away()->End(store, version, /*planning=*/false, /*writes=*/true); }
+  void Read(const Keys& keys, uint32_t version, bool planning) {
+    store.away()->Enter();
+    store.away()->Bring(store, keys, RowsAway::kBoth);
+    CHECK_EQ(Here(keys), keys.size());
+    store.away()->End(store, version, planning, /*writes=*/false);
+  }
 
   /// How many of them are in memory, of which all must be theirs.
   size_t Here(const Keys& keys) {
@@ -67,7 +73,7 @@ struct Away {
     return here;
   }
 
-  bool refuses = false;
+  bool refuses = false, refuses_put = false;
   std::map<uint64_t, uint64_t> engine_rows;
   kvjax::RowStore store;
 };
@@ -153,6 +159,24 @@ TEST(AKeyThatComesBackIsPutOnce) {
   std::memcpy(rows.store.Value(rows.store.Insert(5)), &value, sizeof(value));
   rows.End(5);
   CHECK_EQ(rows.engine_rows.at(5), value);
+}
+
+/// While a step waits for its end, and while the engine refuses rows.
+TEST(ReadsLeaveNothingInMemory) {
+  Away rows({1, 2, 3, 4});
+  const auto here = [&] { return rows.Here({1, 2, 3, 4}); };
+  rows.store.away()->Bring(rows.store, Keys{1}, RowsAway::kValues);  // by the step
+  for (const Keys& some : {Keys{1, 2}, Keys{3, 4}, Keys{2, 3}}) {
+    rows.Read(some, 2, /*planning=*/true);
+    CHECK_EQ(here(), 1u);
+  }
+  rows.refuses_put = true;
+  rows.End(3);
+  rows.Read({4, 1, 3}, 3, /*planning=*/false);
+  CHECK_EQ(here(), 1u);
+  rows.refuses_put = false;
+  rows.End(3);
+  CHECK_EQ(here(), 0u);
 }
 
 }  // namespace core_away
