@@ -167,11 +167,12 @@ class RowsAway {
     });
   }
 
-  /// Calls f(row, record) for a column of rows as the engine has it; slots that nobody has written are not
-  /// there.
+  /// Calls f(row, record) for a column of rows as the engine has it; slots that nobody has written, or
+  /// without elements, are not there.
   template <class Store, class F>
   void Read(const Store& store, Column column, std::span<const KeyRow> rows, F f) const {
     const size_t width = Width(store, column);
+    if (width == 0) return;  // the engine has been given nothing
     std::vector<uint64_t> keys;
     std::vector<const KeyRow*> wanted;
     const auto get = [&] {

@@ -179,4 +179,15 @@ TEST(ReadsLeaveNothingInMemory) {
   CHECK_EQ(here(), 0u);
 }
 
+TEST(SlotsWithoutElementsAreNotInTheEngine) {
+  Away rows({5});
+  kvjax::SlotLayout layout;
+  layout.Add("empty", "float32[0]", 0);
+  rows.store.AttachSlots(layout);
+  rows.store.MarkSlots(rows.store.index().Find(5));
+  rows.refuses = true;
+  rows.store.away()->Bring(rows.store, Keys{5}, RowsAway::kSlots);
+  CHECK(rows.store.away()->here(rows.store.index().Find(5), RowsAway::kSlots));
+}
+
 }  // namespace core_away
