@@ -237,10 +237,11 @@ class External:
     ``MinNorm`` and by scores, and exports, read all rows. Exports, saves and moves have all rows in memory at once, so
     they are for tables that fit.
 
-    If the engine fails to return rows, the call is an error and changes nothing. If it fails to store rows, they stay
-    in memory, with a warning; if it fails to delete some, the table no longer has them, but the engine may, and another
-    warning says so. The next write first tries again, and is an error if that fails. So a table is whole at any time.
-    Rows from `Table.load` or a restore are in memory, all of them, and are put by the next call.
+    If the engine fails to return rows, the call is an error and changes nothing, but for `Table.lookup_or_insert`: that
+    is a write and then a read, so new keys may have their rows, and `Table.refresh` returns them. If it fails to store
+    rows, they stay in memory, with a warning; if it fails to delete some, the table no longer has them, but the engine
+    may, and another warning says so. The next write first tries again, and is an error if that fails. So a table is
+    whole at any time. Rows from `Table.load` or a restore are in memory, all of them, and are put by the next call.
 
     The engine is not a checkpoint: the index is gone when the process ends, and a new table does not read what another
     one has put. Rows stay in the engine when the table is dropped, moved or replaced, and kvjax lets go of the engine

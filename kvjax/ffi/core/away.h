@@ -48,8 +48,7 @@ class RowsAway {
 
   [[nodiscard]] bool here(uint32_t row, Column column) const { return (rows_[row] & column) == column; }
 
-  // ---- where rows are in the planes
-  // ------------------------------------------------------------------------
+  // ---- where rows are in the planes ---------------------------------------------------------------------
 
   /// Its place while a call has the row; of others the first one, where no row is.
   [[nodiscard, gnu::always_inline]] uint32_t PlaceOf(uint32_t row) const { return rows_[row] / kPlace; }
@@ -66,8 +65,7 @@ class RowsAway {
     rows_[row] += static_cast<uint32_t>(placed_.size()) * kPlace;
   }
 
-  // ---- rows that come and go with their keys, in space that has been reserved
-  // ------------------------------
+  // ---- rows that come and go with their keys, in space that has been reserved ---------------------------
 
   void Reserve(size_t rows, size_t more) {
     if (rows > rows_.size()) rows_.resize(std::max(rows, 2 * rows_.size()));
@@ -107,8 +105,7 @@ class RowsAway {
     changed_ = true;
   }
 
-  // ---- a call
-  // ------------------------------------------------------------------------------------------------
+  // ---- a call -------------------------------------------------------------------------------------------
 
   /// Before a call, which has its turn.
   void Enter() noexcept { before_ = {entries_.size(), placed_.size()}; }
