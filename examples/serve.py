@@ -2,7 +2,8 @@
 
     python examples/serve.py                      # a synthetic click log
     python examples/serve.py --data train.txt.gz  # a log in the Criteo format
-    python examples/serve.py --serve FOLDER       # only the server of a folder that this has published
+    python examples/serve.py --out FOLDER         # keeps the releases and checkpoints
+    python examples/serve.py --serve FOLDER/releases    # only the server of such releases, until Ctrl-C
 
 Three processes: this one trains, saves deltas (`kvjax.checkpoint.save`, with the cursor "serving") and publishes each
 as a release (`kvjax.serving.Releases.follow`); the server is uvicorn with an ASGI app that has NumPy, frozen tables and
@@ -17,6 +18,7 @@ import contextlib
 import functools
 import http.client
 import io
+import itertools
 import json
 import socket
 import subprocess
@@ -59,17 +61,19 @@ class Server:
     what Prometheus reads. Of several processes, each has its own."""
 
     def __init__(self, releases: Releases) -> None:
-        self.releases, self.refreshed = releases, 0.0
+        self.releases, self.refreshed, self.failure = releases, 0.0, ""
         self.counts = Counter[str](kvjax_failed_refreshes_total=0)
 
     def refresh(self) -> None:
         """Opens the newest release; requests have the one of before until it is open, and if it cannot be opened."""
         try:
             self.releases.refresh()
-            self.refreshed = time.time()
+            self.refreshed, self.failure = time.time(), ""
         except (FrozenError, OSError) as error:
             self.counts["kvjax_failed_refreshes_total"] += 1
-            print(error, file=sys.stderr, flush=True)
+            if str(error) != self.failure:  # once, though it may last
+                print(error, file=sys.stderr, flush=True)
+            self.failure = str(error)
 
     def refresh_always(self) -> None:
         while True:
@@ -125,10 +129,10 @@ def serve(folder: Path) -> None:
     import uvicorn
 
     assert "jax" not in sys.modules
+    server = Server(Releases(folder))
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does it for its own sockets alone
-    print(sock.getsockname()[1], flush=True)
-    server = Server(Releases(folder))
+    print(f"answers at http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
     threading.Thread(target=server.refresh_always, daemon=True).start()  # or all requests wait for what it reads
     config = uvicorn.Config(server, log_level="warning", lifespan="off")
     asyncio.run(uvicorn.Server(config).serve(sockets=[sock]))
@@ -143,7 +147,7 @@ def run_program(folder: Path, batches: int) -> None:
     kvjax.checkpoint.restore(folder / "checkpoints")  # the last delta, and what it builds on
     program = kvjax.Program.deserialize((folder / "program").read_bytes())
     probe = np.load(folder / "probe.npz")
-    params = json_tree(np.load(folder / "params.npz"))
+    params = params_of(np.load(folder / "params.npz"))
     seconds = []
     for i in range(-3, batches):  # the first ones compile
         started = time.perf_counter()
@@ -154,7 +158,7 @@ def run_program(folder: Path, batches: int) -> None:
     print(json.dumps(seconds), flush=True)
 
 
-def json_tree(layers: Any) -> dict[str, Any]:
+def params_of(layers: Any) -> dict[str, Any]:
     """The dense parameters as Flax has them."""
     return {"params": {f"Dense_{i}": {k: layers[f"{k}{i}"] for k in ("kernel", "bias")} for i in (0, 1)}}
 
@@ -189,22 +193,24 @@ class Trainer:
             value, grads = kvjax.value_and_grad(loss)(state.params)
             return state.apply_gradients(grads=grads), value
 
-        self.kvjax, self.jax, self.criteo = kvjax, jax, criteo
-        self.log = criteo.File(args.data) if args.data else criteo.planted(args.rows, 0)[0]
-        if len(self.log) < args.batch:
-            raise criteo.FormatError(f"want {args.batch} rows or more (see --batch), {len(self.log)} are there")
-        self.batch, self.at = args.batch, 0
+        self.kvjax, self.criteo = kvjax, criteo
+        log = criteo.File(args.data) if args.data else criteo.planted(args.rows, 0)[0]
+        if len(log) < args.batch:
+            raise criteo.FormatError(f"want {args.batch} rows or more (see --batch), {len(log)} are there")
+        whole = len(log) // args.batch * args.batch
+        passes = (log.batches(0, whole, args.batch) for _ in itertools.count())
+        self.batches = itertools.chain.from_iterable(passes)  # a file is read on, not anew for each batch
         self.net, self.step = Net(), jax.jit(step)
         self.score = jax.jit(lambda params, keys, dense: jax.nn.sigmoid(self.net.apply(params, keys, dense)))
-        self.probe = self._of(next(self.log.batches(0, PROBE, PROBE)))[:2]
+        self.probe = self._of(next(log.batches(0, PROBE, PROBE)))[:2]
         params = self.net.init(jax.random.key(0), kvjax.keys(self.probe[0]), self.probe[1])
         tx = kvjax.optax.partition(dense=optax.adam(1e-2), tables=optax.adagrad(0.1))
         self.state = TrainState.create(apply_fn=self.net.apply, params=params, tx=tx)
 
     def _of(self, rows: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys of columns, which share a table by salts, dense features and labels."""
-        keys = [self.kvjax.hash_keys(rows.cats[:, c], salt=c) for c in range(self.criteo.CATS)]
-        keys = np.where(rows.cats == self.criteo.NO_CATEGORY, PAD, np.stack(keys, 1))
+        keys = self.kvjax.hash_keys(rows.cats, salt=np.arange(self.criteo.CATS))
+        keys = np.where(rows.cats == self.criteo.NO_CATEGORY, PAD, keys)
         if rows.label is None:
             raise self.criteo.FormatError("want a log with labels to train on, this one has none")
         return keys, self.criteo.log_dense(rows.dense), rows.label
@@ -215,11 +221,8 @@ class Trainer:
 
         loss = 0.0
         for _ in track(range(steps), "train"):
-            if self.at + self.batch > len(self.log):
-                self.at = 0
-            keys, dense, label = self._of(next(self.log.batches(self.at, self.at + self.batch, self.batch)))
+            keys, dense, label = self._of(next(self.batches))
             self.state, loss = self.step(self.state, self.kvjax.keys(keys), dense, label)
-            self.at += self.batch
         return float(loss)
 
     @property
@@ -313,7 +316,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     me = [sys.executable, __file__]
     server = subprocess.Popen([*me, "--serve", str(releases.path)], stdout=subprocess.PIPE, text=True)
     try:
-        port = int(server.stdout.readline())
+        port = int(server.stdout.readline().rpartition(":")[2])
         # What is stored in fewer bits answers a little else.
         slack = {"rtol": 1e-3} if args.quantise is None else {"atol": 0.02}
         clients = [Load(port, trainer.probe, want, slack) for _ in range(args.clients)]
@@ -364,6 +367,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quantise", choices=("float16", "bfloat16", "int8"), help="store rows with fewer bits")
     parser.add_argument("--batches", type=positive, default=300, help="to time the other two by")
     parser.add_argument("--smoke", action="store_true", help="a few seconds, to see that it runs")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; default: one that goes at the end")
     parser.add_argument("--serve", type=Path, metavar="FOLDER", help="only answer from this folder of releases")
     parser.add_argument("--program", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -382,11 +386,13 @@ def main() -> None:
     else:
         from criteo import FormatError
 
-        with tempfile.TemporaryDirectory() as temporary:
-            try:
-                run(args, Path(temporary))
-            except (FormatError, OSError) as error:  # files that are not there, or something else
-                sys.exit(str(error))
+        if args.out and args.out.exists() and any(args.out.iterdir()):
+            sys.exit(f"--out {args.out}: want a new folder or an empty one, there are files in it")
+        try:
+            with contextlib.nullcontext(args.out) if args.out else tempfile.TemporaryDirectory() as folder:
+                run(args, Path(folder))
+        except (FormatError, OSError) as error:  # files that are not there, or something else
+            sys.exit(str(error))
 
 
 if __name__ == "__main__":
