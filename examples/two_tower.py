@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from arguments import positive
+from arguments import natural, positive
 from flax.training.train_state import TrainState
 from rich import console, progress
 from two_tower_data import Data, batches, gowalla, recall_and_ndcg, synthetic
@@ -41,9 +41,6 @@ from two_tower_devices import Devices, add_arguments, is_first, meet, total
 from two_tower_report import closing_table, draw, export, export_dense
 
 import kvjax
-import kvjax.flax
-import kvjax.optax
-import kvjax.orbax
 
 HISTORY = ("step", "loss", "seconds", "user", "item")  # noted down while training; the last two are rows
 out = console.Console()
@@ -55,6 +52,7 @@ class TwoTower(nn.Module):
     features: int
     vocabulary: dict[str, int] | None = None
     seed: int = 0  # of tables: a compiled `init` cannot take it from its key
+    mesh: jax.sharding.Mesh | None = None  # of tables
 
     def setup(self) -> None:
         self.user, self.item = self._embed("user"), self._embed("item")
@@ -63,7 +61,7 @@ class TwoTower(nn.Module):
     def _embed(self, name: str) -> nn.Module:
         if self.vocabulary:
             return nn.Embed(self.vocabulary[name], self.features)
-        return kvjax.flax.Embed(name, features=self.features, seed=self.seed)
+        return kvjax.flax.Embed(name, features=self.features, seed=self.seed, mesh=self.mesh)
 
     def _layer(self) -> nn.Module:
         return nn.Dense(self.features, kernel_init=nn.initializers.zeros)  # so training starts from plain rows
@@ -135,10 +133,7 @@ def start(args: argparse.Namespace, data: Data, devices: Devices) -> Run:
         # Dense Adam moves a row on after it was met, by its momentum; a table does not, so its rate is higher.
         tx = kvjax.optax.partition(dense=optax.adam(args.lr), tables=optax.adam(args.table_lr))
         key = kvjax.keys(np.zeros(1, np.int64))
-        for name in ("user", "item") if devices.mesh else ():  # `Embed` would make them too, but on one device
-            initializer = kvjax.initializers.normal(args.features**-0.5)
-            kvjax.get_table(name, dim=args.features, initializer=initializer, seed=args.seed, mesh=devices.mesh)
-    net = TwoTower(args.features, vocabulary, args.seed)
+    net = TwoTower(args.features, vocabulary, args.seed, devices.mesh)
     init = jax.jit(net.init, out_shardings=devices.everywhere)
     state = TrainState.create(apply_fn=net.apply, params=init(jax.random.key(args.seed), key, key)["params"], tx=tx)
     return Run(args, data, net, devices.replicate(state), steps, devices)
@@ -278,16 +273,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dense", action="store_true", help="nn.Embed of fixed size instead of kvjax")
     parser.add_argument("--smoke", action="store_true", help="a few seconds on a tiny stream")
     parser.add_argument("--fresh", action="store_true", help="start anew even if --out holds a checkpoint")
-    parser.add_argument("--kill-at", type=int, default=0, metavar="STEP", help="die there, to try resuming")
-    parser.add_argument("--save-every", type=int, metavar="STEPS", help="0: never")
-    parser.add_argument("--log-every", type=int, metavar="STEPS")
+    parser.add_argument("--kill-at", type=natural, default=0, metavar="STEP", help="die there, to try resuming")
+    parser.add_argument("--save-every", type=natural, metavar="STEPS", help="0: never")
+    parser.add_argument("--log-every", type=positive, metavar="STEPS")
     parser.add_argument("--epochs", type=positive)
     parser.add_argument("--batch", type=positive)
     parser.add_argument("--features", type=positive, default=64)
     parser.add_argument("--lr", type=float, help="Adam's, of the dense parameters; default 0.003, with --dense 0.004")
     parser.add_argument("--table-lr", type=float, default=0.02, help="of kvjax tables; --dense has one rate")
     parser.add_argument("--temperature", type=float, default=0.1)
-    parser.add_argument("--min-frequency", type=int, default=2, help="rows seen less often are not exported")
+    parser.add_argument("--min-frequency", type=natural, default=2, help="rows seen less often are not exported")
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser)
     args = parser.parse_args()
@@ -321,14 +316,16 @@ def prepare(args: argparse.Namespace) -> None:
 
 def main() -> None:
     began, args = time.perf_counter(), arguments()
-    devices = Devices.join(args)
-    out.quiet = not is_first()
     if args.data:
         data = gowalla(args.data)
     elif args.smoke:
         data = synthetic(args.seed, events=12_000, users=300, items=400, genres=16)
     else:
         data = synthetic(args.seed, events=1_500_000, users=30_000, items=12_000, genres=128)
+    if data.users.size < args.batch:
+        raise SystemExit(f"want {args.batch} interactions or more, got {data.users.size}; give --batch")
+    devices = Devices.join(args)
+    out.quiet = not is_first()
     if is_first():
         prepare(args)
     meet("the folder is ready")

@@ -14,19 +14,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from arguments import positive
+from arguments import natural, positive
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import kvjax
-import kvjax.orbax
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=positive, default=1, help="of each process, to shard tables and batches over")
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens, for several processes")
     parser.add_argument("--processes", type=positive, default=1, help="how many there are")
-    parser.add_argument("--process", type=int, default=0, help="which one this is")
+    parser.add_argument("--process", type=natural, default=0, help="which one this is")
 
 
 @dataclasses.dataclass
@@ -38,6 +37,8 @@ class Devices:
     @classmethod
     def join(cls, args: argparse.Namespace) -> Devices:
         """To be called before JAX is used: where there are not enough devices, the host makes them."""
+        if args.process >= args.processes or (args.processes > 1 and not args.coordinator):
+            raise SystemExit("several processes want --coordinator, and --process from 0 to --processes - 1")
         n = args.devices * args.processes
         if args.batch % n:
             raise SystemExit(f"--batch {args.batch} cannot be cut into {n} equal pieces")
