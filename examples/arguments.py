@@ -1,4 +1,4 @@
-"""Arguments of the examples: numbers of something, and .npz files of some arrays."""
+"""Arguments of the examples: numbers of something, and .npz files of some arrays of integers."""
 
 import argparse
 import zipfile
@@ -6,6 +6,13 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+
+
+def natural(text: str) -> int:
+    """A number of 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"want a number from 0, got {text}")
+    return int(text)
 
 
 def positive(text: str) -> int:
@@ -16,12 +23,16 @@ def positive(text: str) -> int:
 
 
 def arrays_of(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """These arrays of a file; ends the program with a sentence if it is another."""
+    """These arrays of integers of a file; ends the program with a sentence if it is another."""
     try:
         with np.load(path) as file:
-            return {name: file[name] for name in names}
+            arrays = {name: file[name] for name in names}
     except (
         OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
         got = str(error).partition(" If you trust")[0]  # NumPy goes on with how to load what nobody should
         raise SystemExit(f"{path}: want an .npz file with {', '.join(names)}, got: {got}") from None
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iu":  # of others, a cast to 64 bits would make ids that are none
+            raise SystemExit(f"{path}: want integers as {name}, got {array.dtype}")
+    return arrays

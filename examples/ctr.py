@@ -36,8 +36,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import kvjax
-import kvjax.flax
-import kvjax.optax
 
 DIM = 16  # floats per embedding row
 GOAL = 0.95  # the share of the attainable lift over an AUC of 0.5 to reach on the synthetic log
@@ -84,7 +82,7 @@ def to_batch(rows: criteo.Rows, many: bool, size: int) -> Batch:
     cats = rows.cats[pad]  # a missing category, -1, is a key like any other and learns its own row
     if not many:
         # The same number means different things in different columns; the column as salt keeps them apart.
-        cats = np.stack([kvjax.hash_keys(cats[:, c], salt=c) for c in range(criteo.CATS)], axis=1)
+        cats = kvjax.hash_keys(cats, salt=np.arange(criteo.CATS))
     return Batch(label, criteo.log_dense(rows.dense[pad]), kvjax.keys(cats))
 
 
@@ -208,10 +206,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--predict", type=Path, nargs=2, metavar=("LOG", "OUT"), help="write click probabilities")
     add("--save-log", type=Path, metavar="PATH", help="write the synthetic log in the Criteo format")
     add("--tables", choices=("one", "many"), default="one", help="one table, or one for each column")
-    add("--admit", type=int, metavar="K", help="a category gets its row the K-th time it is seen (default: the first)")
-    add("--max-capacity", type=int, metavar="N", help="rows of a table; those written longest ago are evicted")
+    add("--admit", type=positive, metavar="K", help="a category gets its row the K-th time it is seen (default: first)")
+    add("--max-capacity", type=positive, metavar="N", help="rows of a table; those written longest ago are evicted")
     add("--rows", type=positive, default=800_000, help="rows of the synthetic log")
-    add("--test-rows", type=int, metavar="N", help="rows at the end to test on (default: a tenth)")
+    add("--test-rows", type=positive, metavar="N", help="rows at the end to test on (default: a tenth)")
     add("--batch", type=positive, default=1024, help="rows a step; fewer if the log is small")
     add("--lr", type=float, default=5e-3, help="Adam's, of the dense layers; decays to 0")
     add("--table-lr", type=float, default=0.02, help="Adagrad's, of the tables")
@@ -268,8 +266,9 @@ def main() -> int:
 def run(args: argparse.Namespace) -> int:
     console = Console()
     log, true_logit, train_rows = open_log(args)
-    if args.predict:  # better to learn now than after the training that it cannot be read
+    if args.predict:  # better to learn now than after the training that one cannot be read or written
         next(criteo.File(args.predict[0]).batches(0, 1, 1))
+        args.predict[1].touch()
     args.batch = min(args.batch, max(train_rows // 16, 1))
     first = to_batch(next(log.batches(0, 1, 1)), args.tables == "many", 1)
     state = new_state(first, train_rows // args.batch, args)

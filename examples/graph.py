@@ -22,15 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import arrays_of, positive
+from arguments import arrays_of, natural, positive
 from flax import nnx
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 import kvjax
-import kvjax.flax
-import kvjax.optax
 
 DIM = 32
 NEGATIVES = 64  # other targets of the batch that each edge is held against
@@ -46,7 +44,7 @@ class Edges(NamedTuple):
 def planted(edges: int, seed: int) -> Edges:
     """A graph whose nodes have edges within their community, and come and go: each has its time."""
     rng = np.random.default_rng(seed)
-    nodes, alive, communities = edges // 40, edges // 400, 64
+    nodes, alive, communities = max(edges // 40, 1), max(edges // 400, 1), 64
     ids = rng.integers(-(2**63), 2**63 - 1, nodes)  # of no order, as hashes of names are
     community = rng.integers(0, communities, nodes)
     first = np.arange(edges) * (nodes - alive) // edges  # of the nodes that are there at the time of an edge
@@ -132,9 +130,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--edges", type=positive, default=1_000_000, help="of the synthetic graph")
     add(
         "--max-capacity",
-        type=int,
+        type=natural,
         metavar="N",
-        help="rows of each table (default: what finds 95 %% of all that can be)",
+        help="rows of each table, 0 for no limit (default: what finds 95 %% of all that can be)",
     )
     add("--batch", type=positive, default=1024, help="edges a step")
     add("--lr", type=float, default=0.5, help="Adagrad's")
@@ -164,10 +162,13 @@ def main() -> int:
     if args.data:
         found = arrays_of(args.data, "source", "target")
         edges = Edges(found["source"], found["target"])
-        if len(edges.source) < 2 * args.batch:
-            sys.exit(f"want {2 * args.batch} edges or more, got {len(edges.source)}; give --batch")
+        shapes = [ids.shape for ids in edges]
+        if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+            sys.exit(f"{args.data}: want a source and a target for each edge (n,), got shapes {shapes}")
     else:
         edges = planted(args.edges, args.seed)
+    if len(edges.source) < 2 * args.batch:
+        sys.exit(f"want {2 * args.batch} edges or more, got {len(edges.source)}; give --batch")
     limit, rates = limit_of(edges, args, console)
     found: dict[str, Any] = {"limit": limit, "hit_rates": rates, "all_nodes": train(edges, "all_nodes", 0, args)}
     if limit:
@@ -179,7 +180,7 @@ def main() -> int:
         return 0
     lost = found["all_nodes"]["auc"] - found["with_limit"]["auc"]
     reached = lost <= COST and (args.data is not None or found["all_nodes"]["auc"] >= GOAL)
-    console.print(f"{'Reached' if reached else 'MISSED'} the goal: the limit costs {lost:.4f} of the AUC.")
+    console.print(f"{'Reached' if reached else 'MISSED'} the goal: the limit costs {lost:z.4f} of the AUC.")
     return 0 if reached else 1
 
 

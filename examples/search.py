@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import positive
+from arguments import natural, positive
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -71,8 +71,7 @@ def read(path: Path) -> Clicks:
     lines = [line.split("\t") for line in text.splitlines() if line.strip()]
     if wrong := [i for i, line in enumerate(lines) if len(line) != 2]:
         sys.exit(f"want lines of a query, a tab and a title; line {wrong[0] + 1} of {path} is something else")
-    queries, titles = zip(*lines, strict=True)
-    return Clicks(list(queries), list(titles))
+    return Clicks([query for query, _ in lines], [title for _, title in lines])
 
 
 class Texts:
@@ -193,7 +192,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--titles", type=positive, default=10_000, help="made-up ones; there are twelve queries for each")
     add("--batch", type=positive, default=256, help="clicks a step")
     add("--epochs", type=positive, default=5)
-    add("--min-frequency", type=int, default=50, help="of the parts whose rows servers get")
+    add("--min-frequency", type=natural, default=50, help="of the parts whose rows servers get")
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
     add("--json", type=Path, metavar="PATH", help="write the summary")

@@ -30,8 +30,6 @@ from rich.progress import track
 from rich.table import Table
 
 import kvjax
-import kvjax.flax
-import kvjax.optax
 
 DIM, HEADS, BLOCKS = 64, 2, 2
 OTHERS = 100  # that the test ranks the last item among
@@ -165,10 +163,11 @@ def judge(
     items, there = users.histories(leave, args.length)
     choice = np.concatenate([users.item[users.ptr[1:] - leave, None], others], axis=1)
     model.eval()
-    parts = [slice(i, i + args.batch) for i in range(0, len(items), args.batch)]
+    # The last batch has the last user again and again: a new shape would compile again.
+    parts = np.minimum(np.arange(-len(items) % args.batch + len(items)), len(items) - 1).reshape(-1, args.batch)
     found = [ranks(model, kvjax.keys(items[some]), there[some], kvjax.keys(choice[some])) for some in parts]
     model.train()
-    return scores_of(np.concatenate(found))
+    return scores_of(np.concatenate(found)[: len(items)])
 
 
 def by_popularity(users: Users, others: np.ndarray) -> dict[str, float]:
@@ -186,6 +185,8 @@ def train(users: Users, args: argparse.Namespace, console: Console) -> tuple[Rec
     """Epochs over all users in random order, of whose items the last two are left out."""
     items, there = users.histories(2, args.length + 1)
     trainable = there.sum(1) >= 2
+    if not trainable.any():
+        sys.exit(f"want a user of four items or more, got none of {len(trainable)}")
     items, there, known = items[trainable], there[trainable], np.unique(items[there])
     few = Users(users.ptr[:4001], users.item)  # for validation
     others_of_few = others_of(few, 1)

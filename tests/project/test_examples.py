@@ -22,8 +22,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 import criteo  # noqa: E402
 import ctr  # noqa: E402
+import graph  # noqa: E402
 import search  # noqa: E402
+import sequence  # noqa: E402
 import serve  # noqa: E402
+import two_tower  # noqa: E402
 import two_tower_data  # noqa: E402
 
 
@@ -108,8 +111,9 @@ def test_titles_are_found_by_queries_that_share_no_word_with_them(tmp_path):
 
 
 @slow
-def test_serve_updates_while_it_answers():
-    printed = run("serve.py")
+def test_serve_updates_while_it_answers(tmp_path):
+    printed = run("serve.py", "--out", tmp_path)
+    assert Releases(tmp_path / "releases").current().number == 3
     assert "answers of releases [1" in printed and "no request failed" in printed, printed
     assert "exported program" in printed and "FrozenTable, float32" in printed
 
@@ -155,14 +159,16 @@ def test_a_server_goes_on_with_the_last_whole_release_and_counts(tmp_path, capsy
     assert asked(request | {"more_body": True}, {"type": "http.disconnect"}) is None
     (tmp_path / "current").write_bytes(b"00000009")
     server.refresh()
-    assert "want the files of the current release" in capsys.readouterr().err and posted([[0]])[0] == 200
+    server.refresh()
+    printed = capsys.readouterr().err
+    assert printed.count("want the files of the current release") == 1 and posted([[0]])[0] == 200
     said = metrics()
     published, refreshed = (said.pop(f"kvjax_{of}_timestamp_seconds") for of in ("release_published", "refreshed"))
     assert float(published) <= float(refreshed)
     assert {name: int(value) for name, value in said.items()} == {
         "kvjax_release": 1, 'kvjax_table_step{table="ads"}': 7, 'kvjax_rows{table="ads"}': 2,
         r'kvjax_table_step{table="a\"b\\"}': 7, r'kvjax_rows{table="a\"b\\"}': 2,
-        "kvjax_keys_total": 4, "kvjax_missing_keys_total": 1, "kvjax_failed_refreshes_total": 1,
+        "kvjax_keys_total": 4, "kvjax_missing_keys_total": 1, "kvjax_failed_refreshes_total": 2,
         'kvjax_requests_total{status="200"}': 2, 'kvjax_requests_total{status="400"}': 3,
         'kvjax_requests_total{status="503"}': 1,
     }  # fmt: skip
@@ -287,3 +293,42 @@ def test_two_tower_on_another_file(arrays, says, tmp_path):
     else:
         with pytest.raises(SystemExit, match=says):
             two_tower_data.gowalla(path)
+
+
+@pytest.mark.parametrize(
+    "module, content, says",
+    [
+        (graph, {"source": [1.5], "target": [2]}, "want integers as source, got float64"),
+        (graph, {"source": [1, 2], "target": [2]}, r"want a source and a target for each edge .*\(2,\), \(1,\)"),
+        (sequence, {"ptr": [0, 3], "item": [1.5, 2, 3]}, "want integers as item, got float64"),
+        (sequence, {"ptr": [0, 2], "item": [1, 2]}, "want a user of four items or more, got none of 0"),
+        (search, "", "want 20 clicks or more, got 0"),
+    ],
+)
+def test_ids_that_are_none_and_files_without_rows(module, content, says, tmp_path, monkeypatch):
+    path = tmp_path / "data.npz"
+    path.write_text(content) if module is search else np.savez(path, **content)
+    monkeypatch.setattr(sys, "argv", [module.__name__, "--data", str(path)])
+    with pytest.raises(SystemExit, match=says):
+        module.main()
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        (["--processes", "2"], "several processes want --coordinator"),
+        (["--process", "1"], "--process from 0 to --processes - 1"),
+        (["--batch", "100000"], "want 100000 interactions or more, got"),
+    ],
+)
+def test_two_tower_with_arguments_that_it_would_not_heed(wrong, says, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["two_tower.py", "--smoke", *wrong])
+    with pytest.raises(SystemExit, match=says):
+        two_tower.main()
+
+
+def test_a_folder_with_files_is_no_place_for_another_run(tmp_path, monkeypatch):
+    (tmp_path / "current").touch()
+    monkeypatch.setattr(sys, "argv", ["serve.py", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="want a new folder or an empty one"):
+        serve.main()
