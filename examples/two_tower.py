@@ -37,7 +37,7 @@ from arguments import natural, positive
 from flax.training.train_state import TrainState
 from rich import console, progress
 from two_tower_data import Data, batches, gowalla, recall_and_ndcg, synthetic
-from two_tower_devices import Devices, add_arguments, is_first, meet, total
+from two_tower_devices import Devices, add_arguments, is_first, meet
 from two_tower_report import closing_table, draw, export, export_dense
 
 import kvjax
@@ -119,7 +119,7 @@ class Run:
         if self.args.dense:
             return dict(self.net.vocabulary)
         tables = kvjax.orbax.split(self.state)[1]
-        return {name: total(len(tables[name])) for name in ("user", "item")}
+        return {name: tables[name].size(all_processes=True) for name in ("user", "item")}
 
 
 def start(args: argparse.Namespace, data: Data, devices: Devices) -> Run:

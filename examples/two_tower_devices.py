@@ -76,11 +76,6 @@ class Devices:
         return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)  # each process gives its own pieces
 
 
-def total(number: int) -> int:
-    """The sum over the processes."""
-    return int(np.sum(multihost_utils.process_allgather(np.int32(number))))
-
-
 def whole(rows: kvjax.Exported) -> kvjax.Exported:
     """The exports of all processes as one; each has the rows of its own devices, in the order of the devices."""
     if jax.process_count() == 1:
