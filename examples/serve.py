@@ -135,7 +135,8 @@ def serve(folder: Path) -> None:
     print(f"answers at http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
     threading.Thread(target=server.refresh_always, daemon=True).start()  # or all requests wait for what it reads
     config = uvicorn.Config(server, log_level="warning", lifespan="off")
-    asyncio.run(uvicorn.Server(config).serve(sockets=[sock]))
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+        asyncio.run(uvicorn.Server(config).serve(sockets=[sock]))
 
 
 # ---- the third process: tables and a program, no model -----------------------------------------------------------
