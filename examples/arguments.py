@@ -1,4 +1,4 @@
-"""Arguments of the examples: numbers of something, and .npz files of some arrays of integers."""
+"""Arguments of the examples: numbers of something, files to write, and .npz files of some arrays of integers."""
 
 import argparse
 import zipfile
@@ -20,6 +20,14 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"want a number from 1, got {text}")
     return int(text)
+
+
+def writable(text: str) -> Path:
+    """A file to write, in a folder that is there: it is written when the work is done."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"want a file in a folder that is there, got {text}")
+    return path
 
 
 def arrays_of(path: Path, *names: str) -> dict[str, np.ndarray]:

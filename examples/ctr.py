@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import positive
+from arguments import positive, writable
 from flax.training.train_state import TrainState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -202,9 +202,10 @@ def report(summary: Summary, source: str, console: Console) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--data", type=Path, metavar="PATH", help="a labelled log in the Criteo format, .gz or not")
+    log = parser.add_mutually_exclusive_group().add_argument
+    log("--data", type=Path, metavar="PATH", help="a labelled log in the Criteo format, .gz or not")
+    log("--save-log", type=writable, metavar="PATH", help="write the synthetic log in the Criteo format")
     add("--predict", type=Path, nargs=2, metavar=("LOG", "OUT"), help="write click probabilities")
-    add("--save-log", type=Path, metavar="PATH", help="write the synthetic log in the Criteo format")
     add("--tables", choices=("one", "many"), default="one", help="one table, or one for each column")
     add("--admit", type=positive, metavar="K", help="a category gets its row the K-th time it is seen (default: first)")
     add("--max-capacity", type=positive, metavar="N", help="rows of a table; those written longest ago are evicted")
@@ -215,7 +216,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--table-lr", type=float, default=0.02, help="Adagrad's, of the tables")
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
-    add("--json", type=Path, metavar="PATH", help="write the summary")
+    add("--json", type=writable, metavar="PATH", help="write the summary")
     args = parser.parse_args()
     if args.smoke:
         args.rows, args.batch = min(args.rows, 20_000), min(args.batch, 128)

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import arrays_of, positive
+from arguments import arrays_of, positive, writable
 from flax import nnx
 from rich.console import Console
 from rich.progress import track
@@ -235,7 +235,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--dropout", type=float, default=0.2)
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
-    add("--json", type=Path, metavar="PATH", help="write the summary")
+    add("--json", type=writable, metavar="PATH", help="write the summary")
     args = parser.parse_args()
     if args.smoke:
         args.users, args.epochs = min(args.users, 600), min(args.epochs, 6)

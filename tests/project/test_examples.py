@@ -327,6 +327,14 @@ def test_two_tower_with_arguments_that_it_would_not_heed(wrong, says, monkeypatc
         two_tower.main()
 
 
+@pytest.mark.parametrize("module", [ctr, graph, search, sequence])
+def test_a_file_that_cannot_be_written_is_said_before_the_work(module, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [module.__name__, "--smoke", "--json", str(tmp_path / "none" / "x.json")])
+    with pytest.raises(SystemExit):
+        module.main()
+    assert "want a file in a folder that is there, got" in capsys.readouterr().err
+
+
 def test_a_folder_with_files_is_no_place_for_another_run(tmp_path, monkeypatch):
     (tmp_path / "current").touch()
     monkeypatch.setattr(sys, "argv", ["serve.py", "--out", str(tmp_path)])
