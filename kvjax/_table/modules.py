@@ -21,7 +21,7 @@ from kvjax._table import lifetime
 from kvjax._table.handle import live_version, version_leaf
 from kvjax._table.registry import Arguments, asked, check_same
 from kvjax._table.table import Table, live
-from kvjax._values.errors import BETWEEN, fail
+from kvjax._values.errors import BETWEEN, fail, level_of_user
 from kvjax._values.tracing import computed_now, is_rematerialized, is_traced
 from kvjax.ffi import host
 
@@ -101,6 +101,25 @@ def init_table(name: str, given: Arguments, said: Set[str], rng: Any, op: str, r
             "that are there; kvjax.drop_table(name) first begins without them",
         )  # fmt: skip
     return table
+
+
+def warn_of_others(table: Table, given: Arguments, said: Set[str], op: str) -> None:
+    """Says so if a layer gives options that its table does not have: they were given after it was made.
+
+    Args:
+      table: of the layer.
+      given: as in `init_table`, but without a place of rows, which a table may change.
+      said: as there.
+      op: the layer, for the warning.
+    """
+    known = table.spec
+    spec = _as_said(asked(known.name, given, known), said, known)
+    if spec != known:
+        warnings.warn(
+            f"kvjax: table {known.name!r}, {op}: want the options that the table was made with, got "
+            f"{spec.differences(known)}; it stays as it is: docs/restarts.md has how to change a table that has rows",
+            stacklevel=level_of_user(),
+        )
 
 
 def _as_said(spec: TableSpec, said: Set[str], known: TableSpec) -> TableSpec:

@@ -9,9 +9,9 @@ from jax.typing import DTypeLike
 
 from kvjax._lookup.feature import Feature
 from kvjax._lookup.readable import FrozenReadable, Readable
-from kvjax._spec.options import Options
+from kvjax._spec.options import ENTRIES, Options
 from kvjax._spec.sharding import Sharding
-from kvjax._table.modules import Maker, init_table
+from kvjax._table.modules import Maker, init_table, warn_of_others
 from kvjax._table.registry import Arguments, get_table, tables
 from kvjax._table.table import Table
 from kvjax._values.bags import check_combiner
@@ -61,8 +61,7 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any, maker: Maker) -> Table
     table, features = layer.table, layer.features
     if not isinstance(table, (str, Table)):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
         raise TypeError(f"kvjax: {op}: want the name of a table or a kvjax.Table, got {table!r}; {op}('user', 64)")
-    said = {name: getattr(layer, name) for name in _DEFAULTS} | {"dtype": layer.param_dtype}
-    options = {name: value for name, value in said.items() if value is not None and value is not _DEFAULTS[name]}
+    options = _options(layer)
     if isinstance(table, Table) or features is None:
         name = table.name if isinstance(table, Table) else table
         if options:
@@ -74,6 +73,12 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any, maker: Maker) -> Table
     scaled = normal(features**-0.5) if is_integer(features) and features > 0 else 0.0  # else get_table says what it is
     made: dict[str, Any] = {"dim": features, "initializer": scaled, **options}
     return init_table(table, Arguments(**made), set(options), rng, op, bool(layer.reuse), maker)
+
+
+def _options(layer: LayerOptions) -> dict[str, Any]:
+    """Those that are given."""
+    said = {name: getattr(layer, name) for name in _DEFAULTS} | {"dtype": layer.param_dtype}
+    return {name: value for name, value in said.items() if value is not None and value is not _DEFAULTS[name]}
 
 
 S = TypeVar("S", bound=Readable)
@@ -92,6 +97,9 @@ def checked(layer: LayerOptions, op: str, table: S) -> S:
             f"kvjax: table {table.name!r}, {op}: want features={table.dim} (the table's dim), got {layer.features}; "
             "leave features out"
         )
+    options = {name: value for name, value in _options(layer).items() if name in ENTRIES and name != "storage"}
+    if options and isinstance(table, Table):
+        warn_of_others(table, Arguments(dim=table.dim, **options), set(options), op)
     return table
 
 

@@ -42,6 +42,19 @@ def test_the_first_four_fields_go_by_position():
     assert layer.apply(variables, np.array([1])).dtype == jnp.bfloat16
 
 
+def test_options_that_come_after_the_table_are_said(mesh):
+    keys, given = np.array([1]), {"max_capacity": 9, "on_full": "error", "seed": 0, "initializer": np.ones((3, 4))}
+    variables = kvjax.flax.Embed("later", 4, **given).init(jax.random.key(0), keys)
+    kvjax.flax.Embed("later", 4, **given).apply(variables, keys)
+    kvjax.flax.Embed("later", 4, mesh=mesh(2), storage=kvjax.storage.Host(), **given).apply(variables, keys)  # may move
+    kvjax.flax.EmbedBag("later", 4).apply(variables, keys[None])
+    for option, says in (({"max_capacity": 5}, r"max_capacity 5 \(not 9\)"), ({"seed": 7}, r"seed 7 \(not 0\)")):
+        with pytest.warns(
+            UserWarning, match=rf"table 'later', Embed: want the options .* made with, got {says}; it stays"
+        ):
+            kvjax.flax.Embed("later", 4, **given | option).apply(variables, keys)
+
+
 def test_repr_names_the_table():
     text = repr(kvjax.flax.Embed("shown", 4, max_capacity=7))
     assert "table = 'shown'" in text and "features = 4" in text and "max_capacity = 7" in text
