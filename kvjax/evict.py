@@ -270,8 +270,8 @@ class LeastRecent(_Leaf):
     """The n rows that were written longest ago.
 
     Attributes:
-      n: rows. None, which only works for full tables, evicts as many rows as new ones need space. A number saves time
-        there: n rows are evicted at once (more if a step needs more), and the next search comes after n new ones.
+      n: rows. None, which only works for full tables, evicts as many rows as new ones need space. With a number, n rows
+        are evicted at once (more if a step needs more), and the next ones after n new rows; on a GPU this saves time.
 
     Raises:
       ValueError: `n` is not an integer of 0 or more.

@@ -77,14 +77,18 @@ FULL = [
 @pytest.mark.parametrize(("shards", "options"), few_rows(cases(*FULL), 5), ids=str)
 def test_training_at_capacity(shards, options, make, mesh):
     one, sharded = both(
-        make, mesh, shards, max_capacity=24, initializer=kvjax.initializers.normal(0.1), seed=1, **options
+        make, mesh, shards, max_capacity=360, initializer=kvjax.initializers.normal(0.1), seed=1, **options
     )
     rng = np.random.default_rng(5)
     step = jax.jit(lambda t, k: t.apply(SGD, kvjax.SparseRows(k, jnp.ones((*k.shape, 1))))[0])
-    for _ in range(8):
-        keys = kvjax.keys(rng.zipf(1.3, 12) % 60)
+    full = np.arange(360).reshape(-1, 12)
+    bursts = rng.zipf(1.3, (4, 12)) % 900  # more than a shortlist of so small a table has
+    drops = np.concatenate([rng.integers(360, size=(12, 10)), rng.integers(900, size=(12, 2))], 1)
+    for i, batch in enumerate([*full, *bursts, *drops]):
+        keys = kvjax.keys(batch)
         one, sharded = step(one, keys), step(sharded, keys)
-        alike(one, jax.block_until_ready(sharded))
+        if i >= len(full):
+            alike(one, jax.block_until_ready(sharded))
 
 
 WRITES = {

@@ -46,10 +46,11 @@ def chosen(policy, rows, step, needed):
         return {k for k, r in rows.items() if tests[kind](k, r)}
 
     def decayed(r):
-        """Of numbers that are too small for a float, exponent and fraction."""
-        halvings = 0.0 if policy.half_life is None else max(step - r.version, 0) / policy.half_life
-        fraction, exponent = math.frexp(r.frequency * 2.0 ** -(halvings % 1.0))
-        return (exponent - math.floor(halvings), fraction) if fraction else (-math.inf, 0.0)
+        """The logarithm of what is left, without what is the same for all rows, in units of 2**-24."""
+        if policy.half_life is None or r.frequency == 0:
+            return r.frequency or -math.inf
+        units = (math.log2(r.frequency), r.version / policy.half_life)
+        return sum(math.floor(x * 2.0**24 + 0.5) for x in units)
 
     orders = {
         "LeastRecent": lambda k, r: r.version,

@@ -1,6 +1,5 @@
-// Decay: numbers that are halved again and again, in their order, with the same bits everywhere. The
-// libraries of host and device differ in the last bit of 2^x, and so would the order of rows whose
-// frequencies decay.
+// Decay: numbers that are halved again and again, in their order, which is the same at every step and has the
+// same bits everywhere: the libraries of host and device differ in the last bit of a logarithm.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -10,37 +9,33 @@
 
 namespace kvjax {
 
-/// 2^x for -1 < x <= 0, within two units in the last place; exact for 0.
-KVJAX_HD inline double Exp2OfFraction(double x) {
-  // e^t = 1 + t * (c0 + c1 t + c2 t^2 + ...), with |t| < 0.35, so that the next term does not count. The
-  // even and the odd terms are summed side by side.
-  constexpr double kLn2 = 0.69314718055994531;
-  constexpr double c[] = {
-      1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,       1.0 / 5040,
-      1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
-  const bool half = x <= -0.5;
-  const double t = (half ? x + 1.0 : x) * kLn2, square = t * t;
-  double even = c[12], odd = c[11];
-  for (int k = 10; k >= 0; k -= 2) even = c[k] + square * even;
-  for (int k = 9; k > 0; k -= 2) odd = c[k] + square * odd;
-  return (1.0 + t * (even + t * odd)) * (half ? 0.5 : 1.0);
+/// The order of numbers as that of integers.
+KVJAX_HD inline uint64_t OrderOf(double x) {
+  constexpr uint64_t kSign = uint64_t{1} << 63;
+  const auto bits = std::bit_cast<uint64_t>(x == 0.0 ? 0.0 : x);
+  return (bits & kSign) != 0 ? ~bits : bits | kSign;
 }
 
-/// Where `number` * 2^-halvings stands among such numbers, 0 for 0. The product itself would be 0 after 1,100
-/// halvings, as would be all that are older; here its exponent may go to -2^40, with fewer bits of the
-/// fraction below -2,000.
-KVJAX_HD inline uint64_t DecayedOrder(uint64_t number, double halvings) {
+/// The logarithm to base 2 of a number above 0, within 2^-39: of its upper 41 bits, so that a larger number
+/// never has a smaller one.
+KVJAX_HD inline double Log2(uint64_t number) {
+  const auto bits = std::bit_cast<uint64_t>(static_cast<double>(number));
+  int exponent = static_cast<int>(bits >> 52) - 1023;
+  auto x = std::bit_cast<double>((bits & 0x000FFFFFFFFFF000ull) | 0x3FF0000000000000ull);
+  if (x > 1.4142135623730951) x *= 0.5, ++exponent;
+  // ln((1 + t) / (1 - t)) = 2 (t + t^3 / 3 + t^5 / 5 + ...), with |t| < 0.1716
+  const double t = (x - 1.0) / (x + 1.0), square = t * t;
+  double sum = 0.0;
+  for (int k = 21; k > 0; k -= 2) sum = 1.0 / k + square * sum;
+  return exponent + 2.8853900817779268 * t * sum;  // 2 / ln 2
+}
+
+/// Where `number`, which is halved for each half-life since `version`, stands among such numbers; 0 for 0.
+/// Logarithms are compared in units of 2^-24, so that the same numbers are the same whatever was halved.
+KVJAX_HD inline uint64_t DecayedOrder(uint64_t number, int64_t version, double half_life) {
   if (number == 0) return 0;
-  constexpr double kMost = 1099511627776.0;  // 2^40
-  constexpr int64_t kExact = 2000, kRest = int64_t{1} << 40;
-  const double whole = halvings < kMost ? std::floor(halvings) : kMost;
-  const double fraction = halvings < kMost ? halvings - whole : 0.0;
-  const auto bits = std::bit_cast<uint64_t>(static_cast<double>(number) * Exp2OfFraction(-fraction));
-  const uint64_t mantissa = bits & ((uint64_t{1} << 52) - 1);
-  const int64_t exponent = static_cast<int64_t>(bits >> 52) - 1023 - static_cast<int64_t>(whole);
-  if (exponent >= -kExact) return static_cast<uint64_t>(exponent + kExact + 100) << 52 | mantissa;
-  const int64_t below = -kExact - exponent;  // what follows is less than 2^59, and the others are more
-  return static_cast<uint64_t>(below < kRest ? kRest - below + 1 : 1) << 18 | mantissa >> 34;
+  const auto units = [](double x) { return std::floor(x * 0x1p24 + 0.5); };
+  return OrderOf(units(Log2(number)) + units(static_cast<double>(version) / half_life));
 }
 
 }  // namespace kvjax

@@ -96,10 +96,25 @@ class Policy {
   [[nodiscard]] const std::string& reason(size_t i) const { return alternatives_[i].reason; }
   [[nodiscard]] const std::vector<Alternative>& alternatives() const { return alternatives_; }
 
-  /// Whether it takes the least recent rows, and no others.
-  [[nodiscard]] bool least_recent() const {
-    return alternatives_.size() == 1 && alternatives_[0].words.size() == 1 &&
-           alternatives_[0].words[0].rule.kind == Rule::Kind::kRecent;
+  /// Whether it chooses among rows that come first by age or by frequency, whatever the other rows are.
+  [[nodiscard]] bool among_first() const {
+    return std::all_of(alternatives_.begin(), alternatives_.end(), [](const Alternative& a) {
+      std::vector<bool> among;
+      for (const Word& word : a.words) {
+        const Rule& rule = word.rule;
+        if (rule.scored()) return false;  // the user's function may compare rows
+        if (rule.kind == Rule::Kind::kNot) {
+          among.back() = false;
+        } else if (rule.operands() == 2) {
+          const bool last = among.back();
+          among.pop_back();
+          among.back() = rule.kind == Rule::Kind::kAnd ? among.back() || last : among.back() && last;
+        } else {
+          among.push_back(rule.by_age() || rule.by_frequency());
+        }
+      }
+      return static_cast<bool>(among.back());
+    });
   }
 
   /// What the rows are seen with.
@@ -135,7 +150,7 @@ class Policy {
         word.rule.scored() ? Scores(view, rows, word.name) : std::vector<double>();
     return FirstOf(rows.size(), static_cast<size_t>(std::min<uint64_t>(n, rows.size())), [&](size_t i) {
       const double score = scores.empty() ? 0.0 : scores[i];
-      return RowRank{word.rule.Order(rows[i].header, view.step, score), Mix(rows[i].key), i};
+      return RowRank{word.rule.Order(rows[i].header, score), Mix(rows[i].key), i};
     });
   }
 
@@ -263,31 +278,6 @@ class Policy {
       scores.insert(scores.end(), part.begin(), part.end());
     }
     return scores;
-  }
-
-  /// The n first of rank(0), ..., rank(total - 1), n <= total.
-  template <class F>
-  static std::vector<RowRank> FirstOf(size_t total, size_t n, F rank) {
-    // The n first so far, unordered, and space for as many again: what cannot be among them is left out
-    // early.
-    std::vector<RowRank> first;
-    if (n == 0) return first;
-    first.reserve(std::min(2 * n, total));
-    RowRank last{UINT64_MAX, UINT64_MAX, 0};
-    const auto cut = [&] {
-      if (first.size() <= n) return;
-      std::nth_element(first.begin(), first.begin() + static_cast<ptrdiff_t>(n - 1), first.end());
-      first.resize(n);
-      last = first.back();
-    };
-    for (size_t i = 0; i < total; ++i) {
-      const RowRank next = rank(i);
-      if (first.size() >= n && last < next) continue;
-      first.push_back(next);
-      if (first.size() >= 2 * n) cut();
-    }
-    cut();
-    return first;
   }
 
   static constexpr size_t kGrain = 4096;

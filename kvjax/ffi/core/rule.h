@@ -1,6 +1,5 @@
 // One word of a policy, and what it asks of a row: the same on the host and on the device.
 #pragma once
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -53,6 +52,11 @@ struct Rule {
   }
   /// Whether it needs the scores that a function of the user gives.
   [[nodiscard]] KVJAX_HD bool scored() const { return kind == Kind::kScore || kind == Kind::kLowest; }
+  /// Whether it is about the ages of rows, or about how often their keys have occurred.
+  [[nodiscard]] KVJAX_HD bool by_age() const { return kind == Kind::kAge || kind == Kind::kRecent; }
+  [[nodiscard]] KVJAX_HD bool by_frequency() const {
+    return kind == Kind::kFrequency || kind == Kind::kFrequent;
+  }
   /// How many truths it joins to one.
   [[nodiscard]] KVJAX_HD int operands() const {
     return kind == Kind::kAnd || kind == Kind::kOr ? 2 : kind == Kind::kNot ? 1 : 0;
@@ -65,18 +69,12 @@ struct Rule {
     return size - (number < size ? number : size);
   }
 
-  /// Where a row stands in a ranking, lowest first; `score` is its score, if the rule needs one.
-  [[nodiscard]] KVJAX_HD uint64_t Order(const RowHeader& header, int64_t step, double score) const {
-    constexpr uint64_t kSign = uint64_t{1} << 63;
-    if (kind == Kind::kRecent) return static_cast<uint64_t>(header.version) ^ kSign;
-    if (kind == Kind::kFrequent) {
-      if (half_life <= 0.0) return header.frequency;
-      // Halved for every half-life since the row was written.
-      const int64_t age = Age(header, step);
-      return DecayedOrder(header.frequency, static_cast<double>(age > 0 ? age : 0) / half_life);
-    }
-    const auto bits = std::bit_cast<uint64_t>(score == 0.0 ? 0.0 : score);
-    return (bits & kSign) != 0 ? ~bits : bits | kSign;
+  /// Where a row stands in a ranking, lowest first, whatever the step is; `score` is its score, if the rule
+  /// needs one.
+  [[nodiscard]] KVJAX_HD uint64_t Order(const RowHeader& header, double score = 0.0) const {
+    if (kind == Kind::kRecent) return static_cast<uint64_t>(header.version) ^ uint64_t { 1 } << 63;
+    if (kind == Kind::kLowest) return OrderOf(score);
+    return half_life > 0.0 ? DecayedOrder(header.frequency, header.version, half_life) : header.frequency;
   }
 
   /// Whether a row is beyond the bound; `x` is its norm or score, if the rule is about one.

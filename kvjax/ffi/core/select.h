@@ -1,9 +1,10 @@
-// Selection of the n rows that come first on several shards, by counting: the shards add up tallies, no row
-// travels.
+// Selection of the n rows that come first: of one shard, and of several, by counting: the shards add up
+// tallies, no row travels.
 //
 // Source: radix selection, from the highest digit on (Knuth, The Art of Computer Programming 3, 5.2.5
 // and 5.3.3).
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +23,31 @@ struct RowRank {
     return order != other.order ? order < other.order : hash < other.hash;
   }
 };
+
+/// The n first of rank(0), ..., rank(total - 1), n <= total.
+template <class F>
+std::vector<RowRank> FirstOf(size_t total, size_t n, F rank) {
+  // The n first so far, unordered, and space for as many again: what cannot be among them is left out
+  // early.
+  std::vector<RowRank> first;
+  if (n == 0) return first;
+  first.reserve(std::min(2 * n, total));
+  RowRank last{UINT64_MAX, UINT64_MAX, 0};
+  const auto cut = [&] {
+    if (first.size() <= n) return;
+    std::nth_element(first.begin(), first.begin() + static_cast<ptrdiff_t>(n - 1), first.end());
+    first.resize(n);
+    last = first.back();
+  };
+  for (size_t i = 0; i < total; ++i) {
+    const RowRank next = rank(i);
+    if (first.size() >= n && last < next) continue;
+    first.push_back(next);
+    if (first.size() >= 2 * n) cut();
+  }
+  cut();
+  return first;
+}
 
 /// What a shard counts, to be added to what the others do. As words that travel, the halves of a count stand
 /// apart, so that their sums over up to 2^16 shards fit.

@@ -46,8 +46,8 @@ class Contents {
   RowStore store;
   Admission admission;
   int64_t last_step = 0;
-  mutable Shortlist shortlist;  // a plan that comes to nothing may fill it
-  mutable Counters counters;    // reads count too
+  mutable Shortlists shortlists;  // a plan that comes to nothing may fill them
+  mutable Counters counters;      // reads count too
   Touched touched;
   Sink sink;
   ScoreFunction score;
@@ -61,7 +61,7 @@ class Contents {
       if (owner == nullptr) owner = &frozen;
     });
     store = std::move(rows), last_step = step;
-    shortlist.Clear();
+    shortlists.Clear();
     touched.Lose();
   }
 
@@ -126,7 +126,7 @@ class Contents {
   }
 
   [[nodiscard]] SpaceMaker::Source source(const TableSpec& spec) const {
-    return {spec, store, admission, score, shortlist, last_step};
+    return {spec, store, admission, score, shortlists, last_step};
   }
   /// Whether the table's policy runs by itself between its last step and this one.
   [[nodiscard]] bool Due(const TableSpec& spec, int64_t step) const {
@@ -206,8 +206,13 @@ class Contents {
     counters.over_capacity += change.over_capacity;
     Touch({change.found.fresh.data(), change.ids.size()}, change.ids.data());
     counters.inserted += store.Insert(change.found.fresh.data(), change.ids.data(), change.ids.size());
+    const bool listed = !shortlists.empty();
     for (size_t f = 0; f < change.ids.size(); ++f) {
-      if (change.ids[f] != kNoRow) admission.Forget(change.found.fresh[f]);
+      const uint64_t key = change.found.fresh[f];
+      const uint32_t row = change.ids[f];
+      if (row == kNoRow) continue;
+      admission.Forget(key);
+      if (listed) shortlists.Add({key, row, store.Header(row)});
     }
     for (const auto& [reason, rows] : change.leaving) {
       for (size_t i = 0; i < rows.size(); ++i) {

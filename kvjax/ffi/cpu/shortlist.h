@@ -1,102 +1,254 @@
-// The shortlist: the rows of a full table that were written least recently and are not pinned, so that it
-// need not look at all of its rows in every step.
+// Shortlists: the rows of a table that come first in an order, so that evictions need not look at all rows.
 //
-// A write gives its rows the table's last step, which does not fall. So what is not on the list stays behind
-// those that are and have not been written since, these keep their order, and the choice is the same as from
-// all rows.
+// Only a write changes where a row stands, and it never moves the row forward. So what a list has left out
+// stays behind its end, and a row that comes in before the end is added. What is chosen from a list is what
+// would be chosen from all rows.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/policy.h"
+#include "kvjax/ffi/core/rule.h"
+#include "kvjax/ffi/core/select.h"
 #include "kvjax/ffi/core/store.h"
 
 namespace kvjax {
 
+/// The rows that come first in one order.
 class Shortlist {
  public:
-  /// The first n rows that are `free`, in their order, with their headers of now; fewer if the list has no
-  /// more. Forgets rows that no longer come before all others.
-  template <class Free>
-  [[nodiscard]] std::vector<Candidate> First(const ParallelFor& parallel, const RowStore& store, size_t n,
-                                             Free free) {
-    std::vector<Candidate> first, seen, some;
-    size_t end = keys_.size();
-    while (first.size() < n && end > 0) {
-      some.resize(std::min(end, std::max(n - first.size(), kGrain)));
-      end -= some.size();
-      Find(parallel, store, keys_.data() + end, some);
-      for (size_t i = some.size(); i-- > 0;) {
-        const Candidate& r = some[i];
-        if (r.row == kNoRow || last_ < Rank(r)) continue;
-        seen.push_back(r);
-        if (first.size() < n && free(r)) first.push_back(r);
-      }
-    }
-    keys_.resize(end);
-    for (size_t i = seen.size(); i-- > 0;) keys_.push_back(seen[i].key);  // the step may come to nothing
-    return first;
+  using Rows = std::vector<Candidate>;
+
+  /// `rule` ranks rows, or bounds what the order is by.
+  explicit Shortlist(const Rule& rule)
+      : ranking_{.kind = rule.by_age() ? Rule::Kind::kRecent : Rule::Kind::kFrequent,
+                 .half_life = rule.half_life} {}
+
+  /// Whether it has the order that the rule needs.
+  [[nodiscard]] bool Suits(const Rule& rule) const {
+    return rule.by_age() == ranking_.by_age() && rule.half_life == ranking_.half_life;
+  }
+  [[nodiscard]] size_t size() const { return sorted_.size() + late_.size(); }
+
+  /// How many of `all` rows to list: enough for some evictions of n, and so many that the table is seldom
+  /// searched. None if they are more than half.
+  [[nodiscard]] static size_t Length(size_t all, size_t n) {
+    const size_t length = std::max(kEvictions * std::min(n, all), all / kShare);
+    return length > all / 2 ? 0 : length;
   }
 
-  /// How many rows to list of `all`, enough for some steps that need `needed` each; 0 for none.
-  [[nodiscard]] static size_t Wanted(size_t all, size_t needed) {
-    const size_t n = std::max(kSteps * needed, kFewest);
-    return n > all / 2 ? 0 : n;
-  }
-
-  /// Lists `first`, which are those of `all` rows that come first.
-  void Fill(const std::vector<Candidate>& all, std::vector<RowRank> first, int64_t last_step) {
+  /// Lists the rows that come first, enough for evictions of n. all: those that are not pinned.
+  void Fill(const Rows& all, size_t n, int64_t last_step) {
     Clear();
+    const size_t length = Length(all.size(), n);
+    if (length == 0) return;
+    // A write gives its rows the last step: those that are of a later one, which only loading makes, would
+    // move forward, to the other rows of the last step.
+    const bool later = std::any_of(all.begin(), all.end(),
+                                   [&](const Candidate& row) { return row.header.version > last_step; });
+    if (later && ranking_.half_life > 0.0) return;
+    std::vector<RowRank> first = FirstOf(all.size(), length, [&](size_t i) {
+      return RowRank{ranking_.Order(all[i].header), Mix(all[i].key), i};
+    });
     std::sort(first.rbegin(), first.rend());
-    // What is written later may tie with rows of the last step.
-    if (first.empty() || all[first[0].i].header.version >= last_step) return;
-    last_ = first[0];
-    keys_.reserve(first.size());
-    for (const RowRank& rank : first) keys_.push_back(all[rank.i].key);
+    sorted_.reserve(first.size());
+    for (const auto& [order, hash, i] : first) {
+      if (!later || !ranking_.by_age() || all[i].header.version < last_step)
+        sorted_.push_back({order, hash, all[i].key});
+    }
+    most_late_ = sorted_.size();
+    if (!sorted_.empty()) end_ = sorted_.front();
   }
 
-  /// A row is no longer pinned. The list may have left it out, and then is of no use if the row comes before
-  /// its end.
-  void Unpinned(const Candidate& row) {
-    if (!(last_ < Rank(row))) Clear();
+  /// A row that was not there, or was pinned.
+  void Add(const Candidate& row) noexcept {
+    if (size() == 0 || end_ < PlaceOf(row)) return;
+    if (late_.size() >= most_late_) return Clear();  // rows come and go, and none is evicted
+    try {
+      AddLate(PlaceOf(row));
+    } catch (...) {
+      Clear();
+    }
   }
 
   /// Forgets the rows: others may come before them now.
-  void Clear() { keys_.clear(); }
+  void Clear() noexcept { sorted_.clear(), late_.clear(); }
 
-  [[nodiscard]] bool empty() const { return keys_.empty(); }
-
- private:
-  static constexpr size_t kGrain = 2048, kSteps = 16, kFewest = 1024;
-
-  /// As Policy::Last() ranks.
-  static RowRank Rank(const Candidate& row) {
-    static constexpr Rule kRecent{.kind = Rule::Kind::kRecent};
-    return {kRecent.Order(row.header, 0, 0.0), Mix(row.key), 0};
+  /// Of the rows before the first that is not `wanted`, which is asked about a row and those so far, the ones
+  /// that are `free`, in order and with their headers of now. Nothing if the list ends before such a row.
+  /// expected: about how many they are.
+  template <class Wanted, class Free>
+  [[nodiscard]] std::optional<Rows> First(const ParallelFor& parallel, const RowStore& store, size_t expected,
+                                          Wanted wanted, Free free) {
+    if (size() <= expected) return std::nullopt;
+    try {
+      Rows first;
+      std::vector<Place> seen, rest;
+      for (size_t n = expected + kGrain; rest.empty(); n *= 2) {
+        if (size() == 0) return Clear(), std::nullopt;
+        auto [places, rows] = Take(parallel, store, std::min(n, size()));
+        for (size_t i = 0; i < rows.size(); ++i) {
+          if (!rest.empty()) {
+            rest.push_back(places[i]);
+          } else if (!late_.empty() && late_.front() < places[i]) {
+            AddLate(places[i]);  // after another that has moved
+          } else if (!seen.empty() && seen.back().key == places[i].key) {
+            continue;  // it has been added twice
+          } else if (!wanted(rows[i], std::as_const(first))) {
+            rest.push_back(places[i]);
+          } else {
+            seen.push_back(places[i]);
+            if (free(rows[i])) first.push_back(rows[i]);
+          }
+        }
+      }
+      // All of them stay: what wants them may come to nothing.
+      sorted_.insert(sorted_.end(), rest.rbegin(), rest.rend());
+      sorted_.insert(sorted_.end(), seen.rbegin(), seen.rend());
+      return first;
+    } catch (...) {
+      Clear();
+      throw;
+    }
   }
 
-  /// The rows of as many keys as `to` has space for.
-  static void Find(const ParallelFor& parallel, const RowStore& store, const uint64_t* keys,
-                   std::vector<Candidate>& to) {
-    parallel(to.size(), kGrain, [&](size_t begin, size_t end) {
+ private:
+  struct Place {
+    uint64_t order, hash, key;
+    bool operator<(const Place& other) const {
+      return order != other.order ? order < other.order : hash < other.hash;
+    }
+    bool operator>(const Place& other) const { return other < *this; }
+  };
+  static constexpr size_t kGrain = 64, kEvictions = 16, kShare = 16;
+
+  [[nodiscard]] Place PlaceOf(const Candidate& row) const {
+    return {ranking_.Order(row.header), Mix(row.key), row.key};
+  }
+
+  void AddLate(const Place& place) {
+    late_.push_back(place);
+    std::push_heap(late_.begin(), late_.end(), std::greater<>());
+  }
+  Place Pop() {
+    Place first;
+    if (late_.empty() || (!sorted_.empty() && sorted_.back() < late_.front())) {
+      first = sorted_.back(), sorted_.pop_back();
+    } else {
+      first = late_.front();
+      std::pop_heap(late_.begin(), late_.end(), std::greater<>());
+      late_.pop_back();
+    }
+    return first;
+  }
+
+  /// Takes out the next n; returns those that stand where they stood. Others that are still before the end
+  /// are put back where they stand now.
+  std::pair<std::vector<Place>, Rows> Take(const ParallelFor& parallel, const RowStore& store, size_t n) {
+    std::vector<Place> places(n);
+    std::vector<uint64_t> keys(n);
+    for (size_t i = 0; i < n; ++i) places[i] = Pop(), keys[i] = places[i].key;
+    Rows rows(n);
+    parallel(n, kFindGrain, [&](size_t begin, size_t end) {
       const auto found = [&](size_t, uint32_t row) {
         if (row != kNoRow) store.PrefetchHeader(row);
         return row;
       };
       const auto use = [&](size_t i, uint32_t row) {
-        to[begin + i] = {keys[begin + i], row, row == kNoRow ? RowHeader{} : store.Header(row)};
+        const size_t at = begin + i;
+        rows[at] = {keys[at], row, row == kNoRow ? RowHeader{} : store.Header(row)};
       };
-      store.index().FindEach(keys + begin, end - begin, found, use);
+      store.index().FindEach(keys.data() + begin, end - begin, found, use);
     });
+    size_t kept = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (rows[i].row == kNoRow || rows[i].header.pinned != 0) continue;  // Add tells when it is free again
+      const Place now = PlaceOf(rows[i]);
+      if (now.order == places[i].order) {
+        places[kept] = places[i], rows[kept++] = rows[i];
+      } else if (places[i] < now &&
+                 !(end_ < now)) {  // and not of a row that has left, come back and been added
+        AddLate(now);
+      }
+    }
+    places.resize(kept), rows.resize(kept);
+    return {std::move(places), std::move(rows)};
+  }
+  static constexpr size_t kFindGrain = 2048;
+
+  Rule ranking_;
+  std::vector<Place> sorted_;  // the first row is the last one here
+  std::vector<Place> late_;    // a heap of what was added, and of what has moved
+  size_t most_late_ = 0;
+  Place end_{};  // every row before it is listed
+};
+
+/// Those of a table, by the orders that its evictions need.
+class Shortlists {
+ public:
+  using Rows = Shortlist::Rows;
+
+  /// See Shortlist::First: those of which `rule`, at this step, takes the first n, or which it holds for.
+  template <class Free>
+  [[nodiscard]] std::optional<Rows> First(const ParallelFor& parallel, const RowStore& store,
+                                          const Rule& rule, size_t n, int64_t step, Free free) {
+    Shortlist& list = Of(rule);
+    if (!list.Suits(rule)) return std::nullopt;
+    if (!rule.ranks()) {
+      const auto held = [&](const Candidate& row, const Rows&) { return rule.Holds(row.header, step, 0.0); };
+      return list.First(parallel, store, 0, held, free);
+    }
+    if (n == 0) return Rows();
+    return list.First(
+        parallel, store, n, [&](const Candidate&, const Rows& first) { return first.size() < n; }, free);
   }
 
-  std::vector<uint64_t> keys_;  // the first row is the last one here
-  RowRank last_{};
+  /// Lists what `policy` needs of all rows, which are not pinned. wanted(rule): how many a ranking takes.
+  template <class Wanted>
+  void Fill(const Policy& policy, const Rows& all, Wanted wanted, int64_t step, int64_t last_step) {
+    for (Shortlist& list : lists_) {
+      const Rule* of = nullptr;
+      size_t n = 0;
+      for (const Policy::Alternative& alternative : policy.alternatives()) {
+        for (const auto& [rule, name, number] : alternative.words) {
+          if ((!rule.by_age() && !rule.by_frequency()) || &Of(rule) != &list) continue;
+          const auto holds = [&](const Candidate& row) { return rule.Holds(row.header, step, 0.0); };
+          const auto held = [&] { return static_cast<size_t>(std::count_if(all.begin(), all.end(), holds)); };
+          of = &rule, n = std::max(n, rule.ranks() ? wanted(rule) : held());
+        }
+      }
+      if (of == nullptr) continue;
+      Shortlist filled(*of);
+      filled.Fill(all, n, last_step);
+      list = std::move(filled);
+    }
+  }
+
+  /// See Shortlist.
+  void Add(const Candidate& row) noexcept {
+    for (Shortlist& list : lists_) list.Add(row);
+  }
+  void Clear() noexcept {
+    for (Shortlist& list : lists_) list.Clear();
+  }
+  [[nodiscard]] bool empty() const {
+    return std::all_of(lists_.begin(), lists_.end(), [](const Shortlist& list) { return list.size() == 0; });
+  }
+
+ private:
+  Shortlist& Of(const Rule& rule) { return lists_[rule.by_age() ? 0 : rule.half_life > 0.0 ? 2 : 1]; }
+
+  std::array<Shortlist, 3> lists_{Shortlist({.kind = Rule::Kind::kRecent}),
+                                  Shortlist({.kind = Rule::Kind::kFrequent}),
+                                  Shortlist({.kind = Rule::Kind::kFrequent, .half_life = 1.0})};
 };
 
 }  // namespace kvjax

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -39,7 +40,7 @@ class SpaceMaker {
     const RowStore& store;
     const Admission& admission;
     const ScoreFunction& score;
-    Shortlist& shortlist;
+    Shortlists& shortlists;
     int64_t last_step;
   };
 
@@ -57,20 +58,11 @@ class SpaceMaker {
     if (excess_ == 0 && !due) return true;
     if (!evicts && !due) return Settle(parallel);
     needed_ = evicts ? excess_ : 0;
-    if (spec.policy.empty()) {
-      rows_ = LeastRecent(parallel, needed_);
-      return Settle(parallel);
-    }
-    rows_ = spec.policy.least_recent() ? LeastRecent(parallel, spec.policy.Wanted(0, needed_, totals_.size))
-                                       : Candidates(parallel);
-    return Begin(parallel, spec.policy);
+    return spec.policy.empty() ? Settle(parallel) : Begin(parallel, spec.policy);
   }
 
   /// Begins to choose what `policy` evicts by hand.
-  bool Evict(const ParallelFor& parallel, const Policy& policy) {
-    rows_ = Candidates(parallel);
-    return Begin(parallel, policy);
-  }
+  bool Evict(const ParallelFor& parallel, const Policy& policy) { return Begin(parallel, policy); }
 
   /// What this shard adds to the sum that it needs.
   [[nodiscard]] Tally Count() const {
@@ -92,10 +84,12 @@ class SpaceMaker {
   }
 
  private:
+  using Rows = Shortlists::Rows;
   static constexpr size_t kGrain = 2048;  // rows: below this, waking a second thread costs more than it saves
 
   bool Begin(const ParallelFor& parallel, const Policy& policy) {
     policy_ = policy;
+    rows_ = Candidates(parallel);
     if (policy_.scored()) {
       std::sort(rows_.begin(), rows_.end(), [](const Candidate& x, const Candidate& y) {
         return std::pair(BucketOf(x.key), static_cast<int64_t>(x.key)) <
@@ -157,42 +151,79 @@ class SpaceMaker {
     ranking_ = 0;
     ranked_.clear();
     last_ = true;
+    rows_ = Candidates(parallel);
     return Advance(parallel);
   }
 
   /// How many rows there would be if none were evicted.
   [[nodiscard]] uint64_t after() const { return totals_.size + totals_.entering; }
 
-  /// Rows that may be evicted.
-  [[nodiscard]] std::vector<Candidate> Candidates(const ParallelFor& parallel) const {
-    std::vector<Candidate> rows = AllRows(parallel);
+  /// Rows that may be evicted: all, or as many as the policy needs to choose what it would choose of all.
+  [[nodiscard]] Rows Candidates(const ParallelFor& parallel) const {
     const std::vector<bool> stay = Staying();
-    std::erase_if(rows, [&](const Candidate& r) { return !IsFree(r, stay); });
-    return rows;
-  }
-
-  /// The same, or some of them: at least the `n` that were written least recently.
-  [[nodiscard]] std::vector<Candidate> LeastRecent(const ParallelFor& parallel, uint64_t n) const {
-    if (n == 0) return {};
-    const std::vector<bool> stay = Staying();
-    const auto free = [&](const Candidate& r) { return IsFree(r, stay); };
-    std::vector<Candidate> rows;
-    if (alone_) rows = from_.shortlist.First(parallel, from_.store, n, free);
-    if (rows.size() == n) return rows;
-    rows = AllRows(parallel);
-    // Not on the list either, which old pinned rows would fill: Unpin() tells it.
-    std::erase_if(rows, [](const Candidate& r) { return r.header.pinned != 0; });
-    if (alone_) {
-      const size_t wanted = Shortlist::Wanted(rows.size(), n);
-      from_.shortlist.Fill(rows, Policy::Last().First(Seen(parallel), rows, 0, wanted), from_.last_step);
-      std::vector<Candidate> listed = from_.shortlist.First(parallel, from_.store, n, free);
-      if (listed.size() == n) return listed;
+    const auto free = [&](const Candidate& row) { return row.header.pinned == 0 && !stay[row.row]; };
+    const bool among_first = policy_.among_first();
+    if (among_first) {
+      if (std::optional<Rows> rows = First(parallel, free)) return *std::move(rows);
     }
-    std::erase_if(rows, [&](const Candidate& r) { return !free(r); });
+    Rows rows = AllRows(parallel);
+    if (among_first) {
+      std::erase_if(rows, [](const Candidate& row) { return row.header.pinned != 0; });
+      const auto wanted = [&](const Rule& rule) { return Wanted(rule); };
+      from_.shortlists.Fill(policy_, rows, wanted, step_, from_.last_step);
+    }
+    std::erase_if(rows, [&](const Candidate& row) { return !free(row); });
     return rows;
   }
 
-  /// By row, whether it stays because it is shared or of the change.
+  /// Those that the shortlists know. Nothing if they do not reach far enough.
+  template <class Free>
+  [[nodiscard]] std::optional<Rows> First(const ParallelFor& parallel, Free free) const {
+    Rows all;
+    for (const Policy::Alternative& alternative : policy_.alternatives()) {
+      std::vector<std::optional<Rows>> truths;  // the rows for which they hold, and maybe others
+      for (const auto& [rule, name, number] : alternative.words) {
+        if (rule.operands() == 0) {
+          truths.push_back(First(parallel, rule, free));
+          if (!rule.ranks()) continue;
+          if (!truths.back()) return std::nullopt;
+          all.insert(all.end(), truths.back()->begin(), truths.back()->end());
+        } else if (rule.operands() == 1) {
+          truths.back().reset();
+        } else {
+          std::optional<Rows> last = std::move(truths.back());
+          truths.pop_back();
+          Join(rule, truths.back(), std::move(last));
+        }
+      }
+      if (!truths.back()) return std::nullopt;
+      all.insert(all.end(), truths.back()->begin(), truths.back()->end());
+    }
+    std::sort(all.begin(), all.end(), [](const Candidate& x, const Candidate& y) { return x.row < y.row; });
+    const auto same = [](const Candidate& x, const Candidate& y) { return x.row == y.row; };
+    all.erase(std::unique(all.begin(), all.end(), same), all.end());
+    return all;
+  }
+  template <class Free>
+  [[nodiscard]] std::optional<Rows> First(const ParallelFor& parallel, const Rule& rule, Free free) const {
+    if (!rule.by_age() && !rule.by_frequency()) return std::nullopt;
+    return from_.shortlists.First(parallel, from_.store, rule, Wanted(rule), step_, free);
+  }
+  /// Rows for which both hold, or one of them, and maybe others.
+  static void Join(const Rule& rule, std::optional<Rows>& rows, std::optional<Rows> others) {
+    if (rule.kind == Rule::Kind::kAnd) {
+      if (!rows || (others && others->size() < rows->size())) rows = std::move(others);
+    } else if (rows && others) {
+      rows->insert(rows->end(), others->begin(), others->end());
+    } else {
+      rows.reset();
+    }
+  }
+  [[nodiscard]] size_t Wanted(const Rule& rule) const {
+    return rule.ranks() ? static_cast<size_t>(rule.Wanted(needed_, totals_.size)) : 0;
+  }
+
+  /// By row, whether it stays because it is shared or of the change, or has been chosen.
   [[nodiscard]] std::vector<bool> Staying() const {
     const RowStore& store = from_.store;
     std::vector<bool> stays(store.end_row());
@@ -203,19 +234,19 @@ class SpaceMaker {
     for (const uint32_t row : change_->found.rows) {
       if (row != kNoRow) stays[row] = true;
     }
+    for (const auto& [reason, rows] : change_->leaving) {
+      for (const KeyRow& leaving : rows) stays[leaving.row] = true;
+    }
     return stays;
-  }
-  static bool IsFree(const Candidate& row, const std::vector<bool>& stay) {
-    return row.header.pinned == 0 && !stay[row.row];
   }
 
   [[nodiscard]] Policy::View Seen(const ParallelFor& parallel) const {
     return {from_.store, from_.spec.type, from_.spec.dim, step_, from_.score, parallel};
   }
 
-  [[nodiscard]] std::vector<Candidate> AllRows(const ParallelFor& parallel) const {
+  [[nodiscard]] Rows AllRows(const ParallelFor& parallel) const {
     const RowStore& store = from_.store;
-    std::vector<Candidate> rows;
+    Rows rows;
     rows.reserve(store.size());
     store.index().ForEach([&](uint64_t key, uint32_t row) { rows.push_back({key, row, {}}); });
     parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
@@ -257,7 +288,7 @@ class SpaceMaker {
   uint64_t chosen_ = 0;   // by all shards
   uint64_t leaving_ = 0;  // from this one
   bool last_ = false;     // whether the policy is the one that is asked last, for what is still missing
-  std::vector<Candidate> rows_;
+  Rows rows_;
   Policy policy_;
   size_t ranking_ = 0;                        // of the policy, which is being decided
   std::vector<std::vector<uint8_t>> ranked_;  // which of the rows those before have chosen

@@ -68,7 +68,7 @@ inline uint32_t Table::Unpin(Call call, KeySpan keys) {
     in_.Touch({keys.data + i, 1}, &row);
     if (row == kNoRow) continue;
     in_.store.ChangeHeader(row, [](RowHeader& header) { header.pinned = 0; });
-    in_.shortlist.Unpinned({keys.data[i], row, in_.store.Header(row)});
+    in_.shortlists.Add({keys.data[i], row, in_.store.Header(row)});
   }
   return gate_.Next();
 }

@@ -148,7 +148,7 @@ struct ChoiceView {
       if (word.rule.operands() > 0) {
         truth.Join(word.rule.kind);
       } else if (word.rule.ranks()) {
-        const uint64_t order = word.rule.Order(header, choice->step, Score(policy, word, cell));
+        const uint64_t order = word.rule.Order(header, Score(policy, word, cell));
         truth.Push(policy.rankings[word.ranking].Takes(order, Mix(entry.key)));
       } else {
         const bool normed = word.rule.kind == Rule::Kind::kNorm;
@@ -173,7 +173,7 @@ struct RankedRows {
   KVJAX_HD bool operator()(uint64_t cell, uint64_t& order, uint64_t& hash) const {
     const IndexView::Entry* const entry = v.Evictable(cell);
     if (entry == nullptr) return false;
-    order = word.rule.Order(v.in.Header(entry->row), v.choice->step, v.Score(policy, word, cell));
+    order = word.rule.Order(v.in.Header(entry->row), v.Score(policy, word, cell));
     hash = Mix(entry->key);
     return true;
   }

@@ -1,4 +1,5 @@
-// The shortlist of rows to evict: what it chooses is what all rows would, among writes of all kinds.
+// The shortlists of rows to evict: what is chosen from them is what would be chosen from all rows, among
+// writes of all kinds.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -96,7 +97,7 @@ void TestShortlist(const std::string& policy, size_t fewest) {
       table.Drop(gone);
       for (const uint64_t key : gone) rows.erase(key), pinned.erase(key);
     }
-    listed += table.Observe([](const kvjax::Contents& c) { return !c.shortlist.empty(); });
+    listed += table.Observe([](const kvjax::Contents& c) { return !c.shortlists.empty(); });
     if (turn % 4 != 0) continue;
     Set want;
     for (const auto& [key, version] : rows) want.insert(key);
@@ -111,6 +112,101 @@ TEST(TheShortlistChoosesWhatAllRowsWould) {
   TestShortlist("ours\nleast_recent:20", 20);
 }
 
+/// A table that forgets its lists before each call chooses from all rows.
+void TestBesideAllRows(const std::string& policy, int64_t every) {
+  constexpr uint64_t kKeys = 3000;
+  kvjax::TableSpec spec = Spec(1000, policy);
+  spec.evict_every = every;
+  Live table(spec), plain(spec);
+  data::Stream stream(policy.size());
+  int64_t step = 40;
+  size_t listed = 0;
+  const auto both = [&](auto call) {
+    listed += table.Observe([](const kvjax::Contents& c) { return !c.shortlists.empty(); });
+    plain.Observe([](const kvjax::Contents& c) { c.shortlists.Clear(); });
+    call(table), call(plain);
+  };
+  const auto load = [&] {
+    Snapshot loaded;
+    loaded.layout = {};
+    for (uint64_t key = 0; key < kKeys; key += 3) {
+      loaded.keys.push_back(static_cast<int64_t>(key));
+      loaded.frequencies.push_back(static_cast<int64_t>(stream.Below(4) * stream.Below(4)));
+      loaded.versions.push_back(step - 30 +
+                                static_cast<int64_t>(stream.Below(32)));  // a few after the last step
+      loaded.pinned.push_back(std::byte{stream.Below(20) == 0});
+      loaded.has_slots.push_back(std::byte{0});
+    }
+    for (size_t i = 0; i < loaded.keys.size() * 2; ++i) {
+      const auto element = static_cast<float>(stream.Below(100)) / 100.0f;
+      loaded.values.insert(loaded.values.end(), reinterpret_cast<const std::byte*>(&element),
+                           reinterpret_cast<const std::byte*>(&element) + sizeof(element));
+    }
+    loaded.last_step = step;
+    both([&](Live& t) { t.Restore(data::View(loaded)); });
+  };
+  load();
+  for (int turn = 1; turn <= 500; ++turn) {
+    const Keys batch = RandomBatch(stream, kKeys, stream.Below(9) == 0 ? 300 : 20);
+    switch (stream.Below(10)) {
+      case 0:
+        both([&](Live& t) { t.Ensure(batch); });
+        break;
+      case 1:
+        both([&](Live& t) { t.Put(batch, data::Floats(2 * batch.size(), 0.25f)); });
+        break;
+      case 2:
+        both([&](Live& t) { t.Drop(batch); });
+        break;
+      case 3:
+        both([&](Live& t) {
+          t.Pin({batch.begin(), batch.begin() + static_cast<ptrdiff_t>(batch.size() / 8)});
+        });
+        break;
+      case 4:
+        both([&](Live& t) { t.Unpin(t.version(), data::Span(batch)); });
+        break;
+      case 5:
+        if (turn % 50 == 0) load();
+        if (turn % 7 == 0) both([&](Live& t) { t.Evict(policy, turn % 2 == 0 ? -1 : step - 5); });
+        break;
+      default:
+        step += static_cast<int64_t>(stream.Below(turn % 90 == 0 ? 4000 : 3));
+        std::vector<int32_t> counts;
+        for (size_t i = 0; i < batch.size(); ++i) counts.push_back(static_cast<int32_t>(1 + stream.Below(3)));
+        both([&](Live& t) { t.Begin(batch, counts, {}, step); });
+    }
+    if (turn % 10 == 0) CHECK(table.KeySet() == plain.KeySet());
+  }
+  const auto evicted = [](const kvjax::Contents& c) { return c.counters.evicted; };
+  CHECK(table.Observe(evicted) == plain.Observe(evicted));
+  CHECK(listed > 50);
+}
+
+TEST(WhatIsChosenFromListsIsWhatWouldBeChosenFromAllRows) {
+  for (const char* const policy : {
+           "",
+           "ours\nleast_recent:20",
+           "ours\nleast_frequent:needed:0",
+           "ours\nleast_frequent:20:0",
+           "ours\nleast_frequent:needed:2.5",
+           "ours\nleast_frequent:10:400",
+           "ours\nleast_frequent:needed:0.01",
+           "ours\nmax_age:25",
+           "ours\nmin_frequency:2",
+           "old\nmax_age:30\nrare\nleast_frequent:needed:0",
+           "ours\nmax_age:6 min_frequency:2 and",
+           "ours\nmax_age:9 min_norm:0.5 and",
+           "ours\nmax_age:28 least_frequent:5:0 or",
+           "ours\nmax_age:20 least_frequent:20:0 not and",
+           "ours\nleast_frequent:20:9 least_recent:15 and",
+           "old\nmax_age:28\nrare\nmin_frequency:1",
+       }) {
+    TestBesideAllRows(policy, 0);
+    if (*policy != '\0') TestBesideAllRows(policy, 3);
+  }
+}
+
 /// Else each step would look at all rows, find those, and look at all rows again.
 TEST(OldPinnedRowsDoNotFillTheShortlist) {
   Live table(Spec(8000, ""));
@@ -122,7 +218,9 @@ TEST(OldPinnedRowsDoNotFillTheShortlist) {
   const auto free = [&] {
     return table.Observe([](const kvjax::Contents& c) {
       const auto unpinned = [](const kvjax::Candidate& r) { return r.header.pinned == 0; };
-      return c.shortlist.First(kvjax::Serial, c.store, 1, unpinned).size();
+      const kvjax::Rule rule{.kind = kvjax::Rule::Kind::kRecent};
+      const auto first = c.shortlists.First(kvjax::Serial, c.store, rule, 1, 0, unpinned);
+      return first ? first->size() : 0;
     });
   };
   const Keys pinned = batch(0, 4000);
