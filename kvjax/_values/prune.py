@@ -299,14 +299,15 @@ def as_rule(prune: PruneLike) -> Prune:
     return prune if isinstance(prune, Prune) else Prune(predicate=prune)
 
 
-def rule_for(prune: PruneLike, name: str, key_dtype: str, shared: int | None = None) -> Prune:
+def rule_for(prune: PruneLike, name: str, key_dtype: str, shared: int | None) -> Prune:
     """The rule for the rows of a table, which has the keys to ``keep`` and ``remove`` in its own form.
 
     Args:
       prune: the rule, or a function that is all of it.
       name: of the table.
       key_dtype: of the table.
-      shared: key of the row that unadmitted keys share, which stays whatever the rule says: it is a part of the model.
+      shared: key of the row that unadmitted keys share, which stays whatever the rule says: it is a part of the model;
+        None if there is none, or nobody knows it.
 
     Raises:
       TypeError: it is neither; or the keys are no integers.

@@ -149,7 +149,8 @@ def with_contents(
         raise fail(ValueError, name or default_name, "write", want, type(source).__name__, mend)
     if isinstance(source, Exported):
         source = source.checked(name or default_name, "write")
-        return write(_in_memory(name or default_name, source, prune, source.fitting_key_dtype, None, None, None))
+        key_dtype = source.fitting_key_dtype
+        return write(_in_memory(name or default_name, source, prune, key_dtype, None, None, None, None))
     if hasattr(source, "spec") and hasattr(source, "export"):
         return write(_of_table(source, name, prune))
     raise fail(
@@ -158,12 +159,14 @@ def with_contents(
     )  # fmt: skip
 
 
-def _in_memory(name: str, rows: Exported, prune: PruneLike | None, key_dtype: str, *unseen: Any) -> Contents:
+def _in_memory(
+    name: str, rows: Exported, prune: PruneLike | None, key_dtype: str, shared: int | None, *unseen: Any
+) -> Contents:
     from kvjax._formats.source import Source
     from kvjax._values.prune import rule_for
 
     if prune is not None:
-        rows = rows.take(rule_for(prune, name, key_dtype).mask(rows))
+        rows = rows.take(rule_for(prune, name, key_dtype, shared).mask(rows))
     source = Source.of({"keys": rows.keys, "values": rows.values}, {"last_step": str(rows.last_step)})
     return Contents(name, source, False, key_dtype, *unseen)
 
@@ -180,7 +183,8 @@ def _of_table(table: Any, name: str | None, prune: PruneLike | None) -> Contents
         missing = np.asarray(table.lookup(np.array(missing, np.uint64), missing="init"))
     initial, pool = _initial_of(spec.initializer, spec.seed, spec.dtype)
     moved = initial is not None and _has_moved(table, initial, pool)
-    return _in_memory(name or spec.name, table.export(), prune, spec.key_dtype, missing, initial, pool, moved)
+    rows, shared = table.export(), spec.shared_key
+    return _in_memory(name or spec.name, rows, prune, spec.key_dtype, shared, missing, initial, pool, moved)
 
 
 def _has_moved(table: Any, initial: Initial, pool: np.ndarray | None) -> bool:
@@ -235,7 +239,7 @@ def of_chain(chain: Chain, name: str, prune: PruneLike | None) -> Contents:
         at = np.flatnonzero(there["keys"].view(np.uint64) == np.uint64(missing))
         missing = there["values"][at[0]] if len(at) else initial_row(initial, pool, missing, meta["dim"])
     if prune is not None:
-        rows = rows.where(kept(rows, rule_for(prune, name, meta["key_dtype"]))[0])
+        rows = rows.where(kept(rows, rule_for(prune, name, meta["key_dtype"], saved.shared_key))[0])
     return Contents(name, rows.only(["keys", "values"]), True, meta["key_dtype"], missing, initial, pool, moved)
 
 

@@ -221,6 +221,8 @@ class Folder:
     def _clean(self) -> None:
         for left in [*self.path.glob(".new-*"), *self.path.glob(".old-*")]:
             shutil.rmtree(left, ignore_errors=True)
+        for left in self.path.glob(".*.part"):  # of `current` and `paused`
+            left.unlink(missing_ok=True)
         try:
             name = self.name()
         except FrozenError:  # so nobody knows what has been published

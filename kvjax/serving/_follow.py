@@ -123,7 +123,7 @@ def _write_changes(path: Path, rows: ChainRows, before: FrozenTable, options: Re
             rows.warn_if_behind("follow")
     shared = _shared(rows, columns["keys"], columns["values"], removed) if options.missing is None else None
     if options.prune is not None:
-        rule = rule_for(options.prune, rows.name, rows.meta["key_dtype"])
+        rule = rule_for(options.prune, rows.name, rows.meta["key_dtype"], rows.shared_key)
         keep = rule.mask(Exported.of_columns(columns, step))
         removed = np.concatenate([removed, as_int64(columns["keys"][~keep])])
         columns = take(columns, keep)

@@ -258,13 +258,14 @@ class Releases:
           >>> kvjax.drop_table("doc_publish")
         """
         check_by_name("publish", tables, files)
-        with self._new("publish", keep) as folder:
-            for name, source in tables.items():
-                path = file_of(folder, name)
-                FrozenTable.write(path, source, quantise=quantise, prune=prune, missing=missing)
-            write_files(folder, files or {})
-            write_info(folder)
-        return self.refresh()
+        with self._writing("publish", keep):
+            with self._folder.new(self._least()) as folder:
+                for name, source in tables.items():
+                    path = file_of(folder, name)
+                    FrozenTable.write(path, source, quantise=quantise, prune=prune, missing=missing)
+                write_files(folder, files or {})
+                write_info(folder)
+            return self.refresh()  # before another writer has the folder
 
     def update(
         self, changes: Mapping[str, Changes], files: Mapping[str, bytes] | None = None, *, keep: int = 2
@@ -302,28 +303,29 @@ class Releases:
         check_by_name("update", changes, files)
         check_changes(changes)
         self._folder.name("update")  # before there is a folder
-        with self._new("update", keep) as folder:
-            before = self.refresh()
-            old = dict(before)
-            for name in changes.keys() - old.keys():
-                raise fail(
-                    KeyError, name, "update", "a table of the current release", f"{sorted(old)}",
-                    "publish it first, with Releases.publish",
-                )  # fmt: skip
-            for name, table in old.items():
-                path = folder / table.path.name
-                if name not in changes:
-                    share(table.path, path)
-                    continue
-                change = changes[name]
-                table.update(change.keys, change.rows, removed=change.removed, path=path, step=change.step)
-            write_files(folder, before.files | dict(files or {}))
-            unchanged = None if changes else before.info
-            if unchanged is None:
-                write_info(folder)
-            else:
-                write_info(folder, unchanged.checkpoint, unchanged.source, prune=unchanged.prune)
-        return self.refresh()
+        with self._writing("update", keep):
+            with self._folder.new(self._least()) as folder:
+                before = self.refresh()
+                old = dict(before)
+                for name in changes.keys() - old.keys():
+                    raise fail(
+                        KeyError, name, "update", "a table of the current release", f"{sorted(old)}",
+                        "publish it first, with Releases.publish",
+                    )  # fmt: skip
+                for name, table in old.items():
+                    path = folder / table.path.name
+                    if name not in changes:
+                        share(table.path, path)
+                        continue
+                    change = changes[name]
+                    table.update(change.keys, change.rows, removed=change.removed, path=path, step=change.step)
+                write_files(folder, before.files | dict(files or {}))
+                unchanged = None if changes else before.info
+                if unchanged is None:
+                    write_info(folder)
+                else:
+                    write_info(folder, unchanged.checkpoint, unchanged.source, prune=unchanged.prune)
+            return self.refresh()  # before another writer has the folder
 
     def follow(
         self,
@@ -426,13 +428,14 @@ class Releases:
         if callable(files):
             files = files(chain.catalog.directory)
         check_by_name("follow", {}, files)
-        with self._new("follow", keep) as folder:
-            now = self._before()
-            if now is not None and now is not before and now.checkpoint:  # of who has followed, too
-                raise _OvertakenError
-            before = now  # of who updates perhaps, again and again: that must not keep this one from ever publishing
-            write_release(folder, chain, names, before, files or {}, options)
-        return self.refresh()
+        with self._writing("follow", keep):
+            with self._folder.new(self._least()) as folder:
+                now = self._before()
+                if now is not None and now is not before and now.checkpoint:  # of who has followed, too
+                    raise _OvertakenError
+                before = now  # of who updates perhaps, again and again: which must not keep this one from publishing
+                write_release(folder, chain, names, before, files or {}, options)
+            return self.refresh()  # before another writer has the folder
 
     def rollback(self, number: int) -> Release:
         """Makes the tables and files of an older release current again, and lets no other release take its place.
@@ -484,7 +487,7 @@ class Releases:
                 for name in old.files:
                     share(file_of(old.path / FILES, name, ""), file_of(folder / FILES, name, ""))
                 write_info(folder, old.checkpoint, old.info.source, old.info.original, old.info.prune)
-        return self.refresh()
+            return self.refresh()  # before another writer has the folder
 
     def resume(self) -> None:
         """Ends the pause after a `rollback`: other releases may become current again. Does nothing without a pause.
@@ -515,19 +518,18 @@ class Releases:
         return self.refresh() if (self.path / "current").exists() else None
 
     @contextlib.contextmanager
-    def _new(self, op: str, keep: int) -> Generator[Path]:
-        """A folder to fill; when it is filled, it is the current release.
+    def _writing(self, op: str, keep: int) -> Generator[None]:
+        """Has the folder of releases for a new one, which the body makes.
 
         Raises:
-          PausedError: another release stays that.
+          PausedError: another release stays the current one.
         """
         if not is_integer(keep) or keep < 1:  # before anything is published
             kind, want = ValueError if is_integer(keep) else TypeError, "keep= of 1 or more releases"
             raise self._folder.failed(kind, op, want, f"{keep!r:.50}", "say how many stay on the disk")
         with self._folder.locked(op):
             self._folder.check_not_paused(op)
-            with self._folder.new(self._least()) as folder:
-                yield folder
+            yield
             self._folder.trim(keep)
 
     def _least(self) -> int:

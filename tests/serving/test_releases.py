@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvjax._values.exported import Exported
-from kvjax.serving import Changes, FrozenError, FrozenTable, Releases, _release
+from kvjax.serving import Changes, FrozenError, FrozenTable, Releases, _folder, _release
 from tests.support.marks import slow
 
 N = 2000
@@ -24,6 +24,27 @@ def rows(value, n=N):
     zeros = np.zeros(n, np.int64)
     values = np.full((n, 4), value, np.float32)
     return Exported(np.arange(n), values, zeros, zeros, {}, zeros > 0, zeros > 0, 0, n)
+
+
+def test_who_writes_gets_its_own_release(tmp_path, monkeypatch):
+    """Also where the next writer has waited only for the folder."""
+    releases, next_one, unlock = Releases(tmp_path), Releases(tmp_path), _folder.unlock
+    publish(releases, 0)
+
+    def unlocked(lock):
+        unlock(lock)
+        with monkeypatch.context() as patched:
+            patched.setattr(_folder, "unlock", unlock)
+            publish(next_one, 9)
+
+    monkeypatch.setattr(_folder, "unlock", unlocked)
+    writes = [
+        lambda: publish(releases, 1),
+        lambda: releases.update({"one": Changes()}),
+        lambda: releases.update({}, {"number": b"2"}),
+    ]
+    assert [write().number for write in writes] == [2, 4, 6]
+    assert releases.refresh().number == 7
 
 
 def test_who_reads_makes_no_folder(tmp_path):

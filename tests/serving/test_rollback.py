@@ -220,12 +220,14 @@ def test_killed_anywhere_in_a_second_rollback_it_stays_paused(releases, tmp_path
 def test_what_a_killed_writer_has_left_does_not_push_out_a_release(releases):
     shutil.copytree(releases.path / "00000002", releases.path / "00000004")
     (releases.path / "paused").write_bytes(b"00000004")
+    (releases.path / ".paused.0123456789abcdef.part").write_bytes(b"0000")
     assert numbers(releases) == [1, 2, 3] and not releases.paused and releases.refresh().number == 3
     with pytest.raises(KeyError, match=r"want one of the releases \[1, 2, 3\], got 4"):
         releases.open(4)
     with pytest.raises(TypeError):
         releases.publish([])
     assert publish(releases, 3).number == 4 and not releases.paused and numbers(releases) == [3, 4]
+    assert not [*releases.path.glob(".*")]
 
 
 _READER = """
