@@ -22,12 +22,29 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def share(text: str) -> float:
+    """A share of something, from 0 to below 1."""
+    try:
+        if 0 <= float(text) < 1:
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"want a number from 0 to below 1, got {text}")
+
+
 def writable(text: str) -> Path:
     """A file to write, in a folder that is there: it is written when the work is done."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"want a file in a folder that is there, got {text}")
     return path
+
+
+def parsed(parser: argparse.ArgumentParser, **smoke: float) -> argparse.Namespace:
+    """The arguments of the command line; with --smoke, these in the place of other defaults."""
+    if parser.parse_args().smoke:
+        parser.set_defaults(**smoke)
+    return parser.parse_args()
 
 
 def arrays_of(path: Path, *names: str) -> dict[str, np.ndarray]:

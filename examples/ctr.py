@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import positive, writable
+from arguments import parsed, positive, writable
 from flax.training.train_state import TrainState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -217,10 +217,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
     add("--json", type=writable, metavar="PATH", help="write the summary")
-    args = parser.parse_args()
-    if args.smoke:
-        args.rows, args.batch = min(args.rows, 20_000), min(args.batch, 128)
-    return args
+    return parsed(parser, rows=20_000, batch=128)
 
 
 def open_log(args: argparse.Namespace) -> tuple[Log, np.ndarray | None, int]:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import arrays_of, natural, positive, writable
+from arguments import arrays_of, natural, parsed, positive, writable
 from flax import nnx
 from rich.console import Console
 from rich.progress import track
@@ -139,10 +139,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
     add("--json", type=writable, metavar="PATH", help="write the summary")
-    args = parser.parse_args()
-    if args.smoke:
-        args.edges, args.batch = min(args.edges, 30_000), min(args.batch, 256)
-    return args
+    return parsed(parser, edges=30_000, batch=256)
 
 
 def limit_of(edges: Edges, args: argparse.Namespace, console: Console) -> tuple[int, dict[str, float]]:

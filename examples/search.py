@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import natural, positive, writable
+from arguments import natural, parsed, positive, writable
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -196,10 +196,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
     add("--json", type=writable, metavar="PATH", help="write the summary")
-    args = parser.parse_args()
-    if args.smoke:
-        args.titles, args.epochs = min(args.titles, 500), min(args.epochs, 3)
-    return args
+    return parsed(parser, titles=500, epochs=3)
 
 
 def main() -> int:

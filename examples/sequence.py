@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import arrays_of, positive, writable
+from arguments import arrays_of, parsed, positive, share, writable
 from flax import nnx
 from rich.console import Console
 from rich.progress import track
@@ -232,14 +232,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--epochs", type=positive, default=10)
     add("--lr", type=float, default=1e-3, help="Adam's, of the dense layers; decays to 0")
     add("--table-lr", type=float, default=5e-3, help="the same of the table, whose rows are trained more seldom")
-    add("--dropout", type=float, default=0.2)
+    add("--dropout", type=share, default=0.2)
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
     add("--json", type=writable, metavar="PATH", help="write the summary")
-    args = parser.parse_args()
-    if args.smoke:
-        args.users, args.epochs = min(args.users, 600), min(args.epochs, 6)
-    return args
+    return parsed(parser, users=600, epochs=6)
 
 
 def main() -> int:

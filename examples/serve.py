@@ -31,13 +31,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from arguments import positive
+from arguments import parsed, positive
 
 from kvjax.serving import FrozenError, FrozenTable, Release, Releases
 
 DIM, WIDTH, PROBE = 16, 32, 64
 PAD = -1
 """The key of a category that is missing, which is padding."""
+ASKED = '{"keys": [[...]], "dense": [[...]]}, each with n lists, of integers and of 13 numbers'
 
 
 # ---- the server: NumPy alone -----------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class Server:
         except FrozenError as error:  # there is none yet
             return 503, {"error": str(error)}
         except (KeyError, TypeError, ValueError) as error:
-            return 400, {"error": str(error)}
+            return 400, {"error": f"want {ASKED}, got something else: {error}"}
         valid = np.array(asked["keys"]) != PAD
         self.counts["kvjax_keys_total"] += int(valid.sum())
         self.counts["kvjax_missing_keys_total"] += int((valid & ~release["ads"].contains(asked["keys"])).sum())
@@ -371,10 +372,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; default: one that goes at the end")
     parser.add_argument("--serve", type=Path, metavar="FOLDER", help="only answer from this folder of releases")
     parser.add_argument("--program", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.smoke:
-        args.rows, args.batch, args.steps, args.updates, args.seconds, args.batches = 4000, 64, 12, 2, 0.6, 10
-    return args
+    return parsed(parser, rows=4000, batch=64, steps=12, updates=2, seconds=0.6, batches=10)
 
 
 def main() -> None:

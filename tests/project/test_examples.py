@@ -156,6 +156,8 @@ def test_a_server_goes_on_with_the_last_whole_release_and_counts(tmp_path, capsy
     assert status == 200 and json.loads(body) == {"release": 1, "p": [pytest.approx(1 / (1 + np.exp(-4)))]}
     for no_key in (1.5, "1", 2**70):
         assert posted([[no_key]])[0] == 400  # and not that of another
+    status, body = posted([[0], [1]])
+    assert status == 400 and b'want {\\"keys\\": [[...]], \\"dense\\": [[...]]}' in body
     assert asked(request | {"more_body": True}, {"type": "http.disconnect"}) is None
     (tmp_path / "current").write_bytes(b"00000009")
     server.refresh()
@@ -169,7 +171,7 @@ def test_a_server_goes_on_with_the_last_whole_release_and_counts(tmp_path, capsy
         "kvjax_release": 1, 'kvjax_table_step{table="ads"}': 7, 'kvjax_rows{table="ads"}': 2,
         r'kvjax_table_step{table="a\"b\\"}': 7, r'kvjax_rows{table="a\"b\\"}': 2,
         "kvjax_keys_total": 4, "kvjax_missing_keys_total": 1, "kvjax_failed_refreshes_total": 2,
-        'kvjax_requests_total{status="200"}': 2, 'kvjax_requests_total{status="400"}': 3,
+        'kvjax_requests_total{status="200"}': 2, 'kvjax_requests_total{status="400"}': 4,
         'kvjax_requests_total{status="503"}': 1,
     }  # fmt: skip
 
@@ -333,6 +335,23 @@ def test_a_file_that_cannot_be_written_is_said_before_the_work(module, tmp_path,
     with pytest.raises(SystemExit):
         module.main()
     assert "want a file in a folder that is there, got" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, flag, default", [(serve.arguments, "batch", 64), (ctr.parse_arguments, "rows", 20_000)]
+)
+def test_smoke_leaves_what_is_given(arguments, flag, default, monkeypatch):
+    for given, value in (([], default), ([f"--{flag}", "70000"], 70_000)):
+        monkeypatch.setattr(sys, "argv", ["example.py", "--smoke", *given])
+        assert getattr(arguments(), flag) == value
+
+
+@pytest.mark.parametrize("dropout", ["1.5", "1", "-0.1", "nan", "much"])
+def test_dropout_is_a_share(dropout, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sequence.py", f"--dropout={dropout}"])
+    with pytest.raises(SystemExit):
+        sequence.main()
+    assert "want a number from 0 to below 1" in capsys.readouterr().err
 
 
 def test_a_folder_with_files_is_no_place_for_another_run(tmp_path, monkeypatch):
