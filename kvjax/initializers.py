@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from kvjax._values.arrays import ArrayLike, check_no_mask
+from kvjax._values.arrays import ArrayLike, check_all_there
 from kvjax._values.columns import Columns, ColumnsLike, check_names, runs
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail
@@ -366,7 +366,7 @@ def from_pool(array: ArrayLike) -> Pool:
 
 
 def _pool(array: ArrayLike) -> Pool:
-    check_no_mask(array)
+    check_all_there(array)
     try:
         given = np.asarray(array)
     except ValueError:  # of sequences of several lengths

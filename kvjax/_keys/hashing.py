@@ -22,7 +22,7 @@ HashedLike: TypeAlias = HasArray | str | bytes | int | Sequence["HashedLike"]
 """What `hash_keys` takes."""
 
 
-def hash_keys(items: HashedLike, salt: int | HasArray = 0) -> np.ndarray:
+def hash_keys(items: HashedLike, salt: int | HasArray | Sequence[int] = 0) -> np.ndarray:
     """Hashes strings, bytes or integers to 64-bit keys, on the host.
 
     Strings are hashed as UTF-8 by XXH64 with the salt as its seed. Integers are mixed by a bijection that is different
@@ -94,8 +94,11 @@ def _array_of(items: Any) -> np.ndarray:
 
 
 def is_salts(salt: object) -> bool:
-    """Whether this is an array of salts, and not one number; a JAX array of one may be traced."""
-    return getattr(salt, "ndim", 0) > 0 or (hasattr(salt, "aval") and hasattr(salt, "dtype"))
+    """Whether these are salts in an array or a list, and not one number; a JAX array of one may be traced. Arrays of
+    Arrow have no `ndim`."""
+    if isinstance(salt, (list, tuple)) or (hasattr(salt, "aval") and hasattr(salt, "dtype")):
+        return True
+    return getattr(salt, "ndim", 1 if hasattr(salt, "__array__") else 0) > 0
 
 
 def hash_integers(bits: np.ndarray, salt: int | np.ndarray) -> np.ndarray:

@@ -265,7 +265,7 @@ class Keys:
         counts = None if self.counts is None else self.counts.reshape(sizes)
         return Keys(self.words.reshape(*sizes, 2), self.narrow, self.has_salt, counts)
 
-    def salted(self, salt: int | HasArray | Keys) -> Keys:
+    def salted(self, salt: int | HasArray | Sequence[int] | Keys) -> Keys:
         """Different keys for the same ids: features with different salts share a table, but no rows.
 
         For each salt this is a bijection of the keys, the same as in `kvjax.hash_keys`. It works inside ``jit``, too.

@@ -151,7 +151,7 @@ def bags_in(
     weights = None if weights is None else array_of(weights, table.name, op, "weights that are real numbers")
     check_combiner(combiner, weights, keys.shape, table.name, op)
     weights = None if weights is None else weights.astype(jnp.float32)
-    for each in (lengths, segment_ids, empty):
+    for each in (lengths, segment_ids):
         check_no_mask(each, f"table {table.name!r}, {op}")
     given = bags_of(_integers(lengths), _integers(segment_ids), num_segments, keys.shape, table.name, op)
     empty = None if empty is None else _row(table, empty, op)
@@ -252,6 +252,8 @@ def _integers(values: Any) -> Any:
 
 
 def _row(table: Readable, empty: Any, op: str) -> jax.Array:
-    row: Any = empty if isinstance(empty, str) else by_value(empty, jnp.float32)
+    row: Any = empty
+    if not isinstance(empty, str):
+        row = array_of(empty, table.name, op, "rows of real numbers").astype(jnp.float32)
     check_empty(row, table.dim, table.name, op)
     return row

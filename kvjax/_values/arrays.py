@@ -139,13 +139,32 @@ def check_no_mask(given: Any, where: str = "") -> None:
         )
 
 
+def check_all_there(given: Any, where: str = "") -> None:
+    """As `check_no_mask`, and for a column of real numbers with nulls. (Of ids, NumPy makes floats there, which are
+    refused.)"""
+    check_no_mask(given, where)
+    if nulls := _nulls(given):
+        raise TypeError(
+            f"{where and f'kvjax: {where}: '}want all elements, got a column with {nulls} null, of which NumPy would "
+            "make NaN; fill or drop them first, and leave what was filled out by mask= where masks are taken"
+        )
+
+
+def _nulls(given: Any) -> int:
+    """How many elements of a column of Arrow, polars or pandas are null; a NaN in NumPy's numbers is a number."""
+    count, dtype = getattr(given, "null_count", 0), getattr(given, "dtype", None)
+    if hasattr(given, "isna") and dtype is not None and not isinstance(dtype, np.dtype):
+        count = given.isna().sum()
+    return int(np.asarray(count() if callable(count) else count).sum())
+
+
 def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:
     """The array of what a caller gives as rows.
 
     Raises:
-      TypeError: it is none, as of strings, or has masked elements.
+      TypeError: it is none, as of strings, or has masked elements or nulls.
     """
-    check_no_mask(given, op if table is None else f"table {table!r}, {op}")
+    check_all_there(given, op if table is None else f"table {table!r}, {op}")
     try:
         if isinstance(first_of(given), (str, bytes)):  # which JAX takes for names of dtypes
             raise TypeError

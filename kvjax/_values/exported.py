@@ -15,7 +15,7 @@ from kvjax._formats.choices import Quantised
 from kvjax._formats.quantise import QuantisationReport, Quantiser
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source, native
-from kvjax._values.arrays import check_no_mask
+from kvjax._values.arrays import check_all_there, check_no_mask
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.key_width import KEY_DTYPES
@@ -286,7 +286,7 @@ class Exported:
         if self.key_dtype not in (None, *KEY_DTYPES):
             raise fail(ValueError, table, op, f"key_dtype= in {KEY_DTYPES}, or None", f"{self.key_dtype!r:.200}", mend)
         for array in self.columns().values():
-            check_no_mask(array, op if table is None else f"table {table!r}, {op}")
+            check_all_there(array, op if table is None else f"table {table!r}, {op}")
         columns = {name: np.asarray(array) for name, array in self.columns().items()}
         columns = {name: array.astype(native(array.dtype), copy=False) for name, array in columns.items()}
         for name, array in columns.items():

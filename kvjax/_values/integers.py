@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array as python_array
 import operator
 import reprlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,7 @@ def as_int64(keys: np.ndarray) -> np.ndarray:
 
 
 def as_array(items: Any, where: str) -> np.ndarray:
-    """What NumPy makes of them.
+    """What NumPy makes of them; objects if there are bools in a list, of which NumPy would make 0 and 1.
 
     Raises:
       TypeError: they are a buffer of bytes.
@@ -52,7 +54,7 @@ def as_array(items: Any, where: str) -> np.ndarray:
         got = f"a {type(first_of(items)).__name__}, whose bytes would be an id each"
         raise fail(TypeError, None, where, "an array of ids", got, mend)
     try:
-        return np.asarray(items)
+        return np.asarray(items, object if holds((bool, np.bool_), items) else None)
     except ValueError as error:
         if "inhomogeneous" not in str(error):
             raise
@@ -60,6 +62,14 @@ def as_array(items: Any, where: str) -> np.ndarray:
             f"kvjax: {where}: want an array of ids, got sequences of several lengths; pad them with an id that is none "
             "(pad_id=), or join them for kvjax.lookup_bag(..., lengths=)"
         ) from None
+
+
+def holds(kind: type | tuple[type, ...], ids: Any, which: Callable[[Any], bool] = lambda _: True) -> bool:
+    """Whether these are of a type, and such as is asked for, or nested sequences that hold such."""
+    if isinstance(ids, (list, tuple)):  # by their few types first, as there may be many ids
+        some = any(issubclass(each, (list, tuple)) or issubclass(each, kind) for each in set(map(type, ids)))
+        return some and any(holds(kind, each, which) for each in ids)
+    return isinstance(ids, kind) and which(ids)
 
 
 def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
@@ -113,8 +123,9 @@ def mend_of(item: object, otherwise: str) -> str:
 
 
 def _is_buffer(x: object) -> bool:
-    """Whether this is bytes by another name, of which NumPy would make an array of small integers."""
-    if isinstance(x, bytes) or hasattr(x, "dtype") or hasattr(x, "__array__"):
+    """Whether this is bytes by another name, of which NumPy would make an array of small integers. An `array.array`
+    says of each element that it is a number."""
+    if isinstance(x, (bytes, python_array.array)) or hasattr(x, "dtype") or hasattr(x, "__array__"):
         return False
     try:
         return memoryview(x).format in ("B", "b", "c")  # pyright: ignore[reportArgumentType]

@@ -8,12 +8,11 @@ it with the sign, one of "uint32" without. So what JAX makes of ids on their way
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from kvjax._values.integers import as_bits
+from kvjax._values.integers import as_bits, holds
 
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 
@@ -34,14 +33,6 @@ def is_narrow(ids: Any) -> bool:
     import jax
 
     return not x64_enabled() and holds(jax.Array, ids, lambda x: x.dtype in (np.int32, np.uint32))
-
-
-def holds(kind: type, ids: Any, which: Callable[[Any], bool] = lambda _: True) -> bool:
-    """Whether these are of a type, and such as is asked for, or nested sequences that hold such."""
-    if isinstance(ids, (list, tuple)):  # by their few types first, as there may be many ids
-        some = any(issubclass(each, (list, tuple, kind)) for each in set(map(type, ids)))
-        return some and any(holds(kind, each, which) for each in ids)
-    return isinstance(ids, kind) and which(ids)
 
 
 def narrow_error(where: str) -> TypeError:

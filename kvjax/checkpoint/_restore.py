@@ -278,9 +278,10 @@ def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[s
         mend = f"make it as it was saved, or kvjax.drop_table({spec.name!r}) first, and {restored} makes it"
         if want.keys() == {"dtype"}:
             mend = f"give dtype={spec.dtype!r} to convert the rows, or {mend}"
-        if "dim" in want:
-            mend += f"; for its rows in dim {spec.dim}, restore(..., {{{meta['name']!r}: 'another name'}}), and load "
-            mend += "the export of that with other columns (docs/restarts.md, Another dim)"
+        if changed := [name for name in ("dim", "key_dtype") if name in want]:
+            own = ", ".join(f"{name} {getattr(spec, name)!r}" for name in changed)
+            mend += f"; for its rows with {own}, restore(..., {{{meta['name']!r}: 'another name'}}), and load the "
+            mend += "export of that" + (" with other columns (docs/restarts.md, Another dim)" if "dim" in want else "")
         if want.keys() <= {"seed", "initializer"}:
             mend += "; own_initializer=True keeps its own, so that keys without a row read as other rows than before"
         raise fail(

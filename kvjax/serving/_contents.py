@@ -13,7 +13,7 @@ import numpy as np
 
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.quantise import to_float32
-from kvjax._values.arrays import check_no_mask
+from kvjax._values.arrays import check_all_there
 from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import own_key
 from kvjax._values.missing import missing_row
@@ -105,7 +105,7 @@ class Contents:
 
 def row_of(name: str, op: str, missing: Any, dim: int) -> np.ndarray:
     """ "zeros" or a row as ``(dim,)`` float32."""
-    check_no_mask(missing, f"table {name!r}, {op}")
+    check_all_there(missing, f"table {name!r}, {op}")
     return missing_row(
         missing, dim, np.zeros(dim, np.float32), partial(to_float32, what=f"table {name!r}, {op}"), name, op
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from kvjax._formats.quantise import decode, rounded, to_float32
-from kvjax._values.arrays import ArrayLike, HasArray, check_no_mask
+from kvjax._values.arrays import ArrayLike, HasArray, check_all_there, check_no_mask
 from kvjax._values.bags import OP as BAGS
 from kvjax._values.bags import check_combiner, check_empty
 from kvjax._values.combiners import Combiner
@@ -160,7 +160,7 @@ class FrozenReads:
         valid = self._valid(keys, bits, mask, pad_id, BAGS)
         what = f"table {self.name!r}, {BAGS}"
         for each in (weights, empty):
-            check_no_mask(each, what)
+            check_all_there(each, what)
         own: Any = None if weights is None else np.asarray(weights)
         check_combiner(combiner, own, bits.shape, self.name)
         ids, shape = places_of(lengths, segment_ids, num_segments, bits.shape, self.name)

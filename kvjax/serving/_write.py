@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvjax._formats.quantise import STORED, QuantisationReport, Quantiser, check_quantised, rounded, to_float32
-from kvjax._values.arrays import check_no_mask
+from kvjax._values.arrays import check_all_there
 from kvjax._values.errors import fail
 from kvjax.serving._contents import Contents, row_of
 from kvjax.serving._format import MOST_ROWS, Codes, Description, MappedFile, give, write
@@ -74,7 +74,7 @@ def write_changes(
 ) -> None:  # fmt: skip
     """`FrozenTable.update`: rows that have not changed are copied as they are stored."""
     description, name = old.description, old.description.name
-    check_no_mask(values, _what(name, "update"))
+    check_all_there(values, _what(name, "update"))
     rows = to_float32(values, _what(name, "update"))
     if rows.shape != (keys.size, description.dim):
         want = f"rows ({keys.size}, {description.dim})"

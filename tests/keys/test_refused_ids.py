@@ -16,6 +16,7 @@ def test_ids_of_python_are_exact_or_described():
         ([1, "a"], "str 'a' among them|<U21", "hash strings"),
         (np.array(["a", None], object), "str 'a' among them", "hash strings"),
         ([True], "bool True among them", r"cast them by np\.asarray\(ids, np\.int64\)$"),
+        ([[5], [True]], "bool True among them", "cast them"),  # which NumPy would make 1
     ):
         with pytest.raises(TypeError, match=f"want integers of at most 64 bits, got {got}; {mend}"):
             kvjax.keys(bad)

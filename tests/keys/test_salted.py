@@ -11,6 +11,7 @@ import kvjax
 import kvjax.flax
 from tests.support.marks import wide_is_slow
 
+arrow = pytest.importorskip("pyarrow")
 AWKWARD = np.array([0, -1, 1, 2**31, -(2**31) - 1, 2**40 + 7, 2**63 - 1, -(2**63)])
 
 
@@ -53,6 +54,9 @@ def test_a_salt_for_each_key(x64):
         if salts.dtype.itemsize < 8:
             assert jax.jit(lambda s: keys.salted(s))(jnp.asarray(salts)).tolist() == want.tolist()
     assert jax.jit(keys.salted)(3).tolist() == keys.salted(3).tolist()
+    for salts in ([[5], [-7]], arrow.array([1, 2, 3, 4]), arrow.chunked_array([[5], [6, 7, 8]])):
+        want = keys.salted(np.asarray(salts))
+        assert keys.salted(salts).tolist() == want.tolist() == kvjax.hash_keys(np.asarray(keys), salts).tolist()
     words = ["a", "b", "", "é"]
     want = [kvjax.hash_keys(w, int(s)).item() for w, s in zip(words, SALTS, strict=False)]
     assert kvjax.hash_keys(words, SALTS[:4]).tolist() == want
@@ -88,7 +92,7 @@ def test_salts_are_integers(make):
     }
     for use, op in uses.items():
         match = f"kvjax: {op}: want an integer of at most 64 bits as salt, got .*; number the features by integers"
-        for salt in (1.5, True, [1]):
+        for salt in (1.5, True, {1}):
             with pytest.raises(TypeError, match=match):
                 use(salt)
         with pytest.raises(TypeError, match=f"kvjax: {op}, salt: want integers"):

@@ -306,6 +306,21 @@ def test_bfloat16(make):
     np.testing.assert_allclose(grads.rows, np.full((1, 3, 2), 1 / 3), rtol=1e-2)
 
 
+arrow = pytest.importorskip("pyarrow")
+
+
+class OfPandas(list):
+    """A column as pandas has one of its own types, of which NumPy makes NaN where it is null."""
+
+    dtype = "Float64"
+
+    def isna(self):
+        return np.array([x is None for x in self])
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([np.nan if x is None else x for x in self])
+
+
 BAD = [
     (dict(combiner="avg"), "want combiner in"),
     (dict(weights=np.ones((2, 3)), combiner="max"), "no weights for combiner 'max'"),
@@ -318,6 +333,12 @@ BAD = [
     (dict(max_norm=0.0), "max_norm > 0"),
     (dict(max_norm=True), "max_norm > 0"),
     (dict(empty=np.zeros(3)), r"want a row \(4,\) for empty bags"),
+    (
+        dict(weights=arrow.array([1.0, None])),
+        "want all elements, got a column with 1 null, of which .* NaN; fill",
+    ),
+    (dict(empty=[1.0, 2.0, 3.0, None]), "want rows of real numbers, got object"),
+    (dict(weights=OfPandas([1.0, None])), "want all elements, got a column with 1 null"),
     (dict(lengths=[1, 2]), r"want keys \(n,\) beside lengths"),
     (dict(lengths=[1], segment_ids=[1], num_segments=1), "want lengths or segment_ids"),
     (dict(num_segments=2), "segment_ids and num_segments together"),

@@ -153,13 +153,13 @@ def test_the_shared_row_is_not_removed(make, tmp_path):
     table = make(1, admit=kvjax.admit.MinCount(2, unadmitted=7)).upsert([7, 8], [[1.0], [2.0]])
     releases, rule = Releases(tmp_path / "model"), Prune(remove=[7, 8])
     save(tmp_path / "saved/0", [table], cursor="c")
-    for write in (
+    for use in (
         lambda: FrozenTable.write(tmp_path / "t.frozen", table, prune=rule),
         lambda: releases.publish({table.name: tmp_path / "saved"}, prune=rule),
         lambda: releases.follow(tmp_path / "saved", prune=rule),
     ):
         with pytest.raises(ValueError, match=r"prune: want remove= without the key of the row that unadmitted .* 7 in"):
-            write()
+            use()
     assert not (tmp_path / "t.frozen").exists() and not (tmp_path / "model/current").exists()
     found = releases.follow(tmp_path / "saved", prune=Prune(min_norm=3))[table.name]
     assert found.lookup([7, 8, 9]).tolist() == [[1.0]] * 3 and found.contains([7, 8]).tolist() == [True, False]
