@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -56,7 +57,7 @@ class Simulated:
 def simulate(
     batches: Iterable[KeysLike], max_capacity: Sequence[int | None], *,
     evict: policies.Policy | policies.Every | None = None, admit: Admission | None = None, sample: float = 1.0,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] | None = None, step: Iterable[int] | None = None,
 ) -> list[Simulated]:  # fmt: skip
     """Replays the keys of training steps with tables of several limits, to choose one before a model is trained.
 
@@ -75,13 +76,15 @@ def simulate(
       admit: as there.
       sample: share of the keys to replay, more than 0 and at most 1, in steps of 1/65,536.
       progress: function that is called with the number of keys of each batch.
+      step: the step of each batch, below 2**31, as in `Table.apply`, for instance the second of a clock at which it
+        came; by default 1, 2, 3 and so on.
 
     Returns:
       One result for each limit, in their order.
 
     Raises:
       ValueError: a limit, the policy or the share is not possible; or a batch, or the sample of it, has more distinct
-        keys than a limit has rows. (With `admit` that may be a JaxRuntimeError of the table, on a GPU a MemoryError.)
+        keys than a limit has rows; or a step is not possible, or there are fewer than batches. (With `admit` that may be a JaxRuntimeError of the table, on a GPU a MemoryError.)
       TypeError: `batches` has something other than keys.
       RuntimeError: a simulation is under way, as there is one at a time in a process.
 
@@ -97,6 +100,7 @@ def simulate(
     _check_rules(evict, admit)
     if not hasattr(batches, "__iter__"):
         raise TypeError(f"kvjax: simulate: want the keys of each step, got {batches!r}; give a list of arrays")
+    steps = _steps(step)
     occurrences, replayed, hits = 0, 0, [0] * len(limits)
     with _tables(limits, share, evict, admit) as tables:
         for batch in batches:
@@ -106,9 +110,9 @@ def simulate(
             replayed += len(mine)
             if admit is None:
                 _check_fits(mine, limits, share)
-            keys, counts = _padded(mine)
+            keys, counts, number = *_padded(mine), next(steps)
             for i, table in enumerate(tables):
-                tables[i], found = _step(table, keys, counts)
+                tables[i], found = _step(table, keys, counts, number)
                 hits[i] += int(found)
             if progress is not None:
                 progress(len(words))
@@ -154,6 +158,26 @@ def _check_rules(evict: Any, admit: Any) -> None:
         raise ValueError(
             f"kvjax: simulate: want evict= that judges rows by frequency or age, got {evict!r}; rows are zeros here"
         )
+
+
+def _steps(step: Any) -> Iterator[np.int32 | None]:
+    """The step of each batch; None for the one that a table takes by itself."""
+    if step is None:
+        return itertools.repeat(None)
+    if not isinstance(step, Iterable):
+        raise TypeError(f"kvjax: simulate: want step= with the step of each batch, got {step!r}; give a list of steps")
+    return _numbers(step)
+
+
+def _numbers(steps: Iterable[Any]) -> Iterator[np.int32]:
+    for number in steps:
+        if not is_integer(number) or not 0 <= number < 2**31:
+            raise ValueError(
+                f"kvjax: simulate: want steps from 0 to 2**31 - 1 in step=, got {number!r}; count steps from 1, or "
+                "give seconds of a clock"
+            )
+        yield np.int32(number)
+    raise ValueError("kvjax: simulate: want a step for each batch in step=, got fewer; give as many as batches")
 
 
 def _share(sample: Any) -> float:
@@ -215,7 +239,7 @@ def _tables(limits: Sequence[int | None], share: float, evict: Any, admit: Any) 
 
 
 @jax.jit
-def _step(table: Table, keys: Keys, counts: jax.Array) -> tuple[Table, jax.Array]:
+def _step(table: Table, keys: Keys, counts: jax.Array, step: jax.Array | None) -> tuple[Table, jax.Array]:
     hits = jnp.sum(table.contains(keys) & (counts > 0))
     grads = jnp.zeros((*keys.shape, 1), jnp.float32)
-    return table.apply(_TX, SparseRows(keys, grads, counts))[0], hits
+    return table.apply(_TX, SparseRows(keys, grads, counts), step=step)[0], hits

@@ -57,6 +57,20 @@ def test_policies_and_admission_are_those_of_tables():
     assert own == frequent
 
 
+def test_steps_by_a_clock():
+    """A policy of ages sees when batches came, and not how many."""
+    log, clock, aged = [[1], [2], [1], [1]], [10, 11, 12, 100], kvjax.evict.MaxAge(5).every(1)
+    assert simulate(log, [None], evict=aged)[0].evicted == 0
+    (found,) = simulate(log, [None], evict=aged, step=clock)
+    assert (found.hit_rate, found.evicted, found.rows) == (2 / 4, 1, 1)
+    (same,) = simulate(log, [None], evict=aged, step=iter(range(1, 1000)))
+    assert same.evicted == 0
+    for wrong in (clock[:3], [1, 2, 3, 2**31], [1.5] * 4, ["1"] * 4, 3):
+        with pytest.raises((ValueError, TypeError), match="kvjax: simulate: want (steps|a step|step=) .*step"):
+            simulate(log, [None], step=wrong)
+    assert kvjax.tables() == {}
+
+
 def test_a_sample_is_a_log_of_its_keys():
     """With half of each limit; numbers are those of all keys again."""
     log = [RNG.zipf(1.2, 500) % 5000 for _ in range(20)]
