@@ -300,11 +300,6 @@ class External:
     def text(self) -> str:
         return "engine"
 
-    @property
-    def given(self) -> External | None:
-        """What the user gave: this itself. Of what `of_table` makes, None once nobody has what the user gave."""
-        return self
-
 
 class _OfTable(External):
     """An `External` that lives as long as somebody else has it, as the calls of its table do.
@@ -314,18 +309,15 @@ class _OfTable(External):
     """
 
     def __init__(self, given: External) -> None:
-        vars(self).update(_given=weakref.ref(given), _hash=hash(given))
+        vars(self).update(given=weakref.ref(given), _hash=hash(given))
 
     @property
     def engine(self) -> Engine | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return None if self.given is None else self.given.engine
-
-    @property
-    def given(self) -> External | None:
-        return vars(self)["_given"]()
+        storage = given_by_user(self)
+        return None if storage is None else storage.engine
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (self.given is not None and super().__eq__(other))
+        return self is other or (given_by_user(self) is not None and super().__eq__(other))
 
     def __hash__(self) -> int:
         return vars(self)["_hash"]
@@ -337,6 +329,11 @@ class _OfTable(External):
 def of_table(storage: External) -> External:
     """For the spec of a table, which JAX keeps when the table is gone: it does not keep the engine."""
     return storage if isinstance(storage, _OfTable) else _OfTable(storage)
+
+
+def given_by_user(storage: External) -> External | None:
+    """What the user gave: this itself. Of what `of_table` makes, None once nobody has that."""
+    return vars(storage)["given"]() if isinstance(storage, _OfTable) else storage
 
 
 @dataclasses.dataclass(frozen=True)

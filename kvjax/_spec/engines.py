@@ -9,7 +9,7 @@ import numpy as np
 
 from kvjax._process import PROCESS
 from kvjax._values.errors import level_of_user
-from kvjax.storage import Column
+from kvjax.storage import Column, given_by_user
 
 TableSpec = Any  # which is made of the options, and so comes after them
 
@@ -22,7 +22,8 @@ class Calls:
     """
 
     def __init__(self, spec: TableSpec) -> None:
-        self._spec, self._storage = spec, spec.storage.given  # which nobody else may have
+        self._spec = spec
+        self._storage: Any = given_by_user(spec.storage)  # which nobody else may have
         self._engine = self._storage.engine
 
     def get(self, column: Column, keys: np.ndarray, width: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from kvjax import ffi
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._values.errors import fail
-from kvjax.storage import External, Hybrid
+from kvjax.storage import External, Hybrid, given_by_user
 
 # What tables in the memory of a GPU cannot be yet, by the argument of kvjax.get_table that asks for it.
 _NOT_ON_CUDA: dict[str, Callable[[TableSpec], bool]] = {
@@ -57,7 +57,7 @@ def _check_external(spec: TableSpec, storage: External, op: str) -> None:
             ValueError, spec.name, op, "a table in one place beside storage.External", "one with mesh=",
             "leave mesh= out, or the storage",
         )  # fmt: skip
-    if storage.given is None:
+    if given_by_user(storage) is None:
         raise fail(
             ValueError, spec.name, op, "an engine", "the storage of a table that is gone, as is its engine",
             "give kvjax.storage.External(engine)",

@@ -84,7 +84,8 @@ def simulate(
 
     Raises:
       ValueError: a limit, the policy or the share is not possible; or a batch, or the sample of it, has more distinct
-        keys than a limit has rows; or a step is not possible, or there are fewer than batches. (With `admit` that may be a JaxRuntimeError of the table, on a GPU a MemoryError.)
+        keys than a limit has rows; or a step is not possible, or there are fewer than batches. (With `admit`, too many
+        keys may be a JaxRuntimeError of the table, on a GPU a MemoryError.)
       TypeError: `batches` has something other than keys.
       RuntimeError: a simulation is under way, as there is one at a time in a process.
 

@@ -66,7 +66,7 @@ def test_steps_by_a_clock():
     (same,) = simulate(log, [None], evict=aged, step=iter(range(1, 1000)))
     assert same.evicted == 0
     for wrong in (clock[:3], [1, 2, 3, 2**31], [1.5] * 4, ["1"] * 4, 3):
-        with pytest.raises((ValueError, TypeError), match="kvjax: simulate: want (steps|a step|step=) .*step"):
+        with pytest.raises((ValueError, TypeError), match=r"kvjax: simulate: want (steps|a step|step=) .*step"):
             simulate(log, [None], step=wrong)
     assert kvjax.tables() == {}
 
