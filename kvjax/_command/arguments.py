@@ -175,9 +175,8 @@ def _convert(command: argparse.ArgumentParser) -> None:
     command.add_argument("--partitions", type=_positive, help="number of partitions of DeepRec's variable (default: 1)")
     command.add_argument("--dim", type=_positive, help="dim of TFRA's or dynamicemb's variable")
     command.add_argument("--key-dtype", help="key dtype of TFRA's or dynamicemb's variable (default: int64)")
-    command.add_argument(
-        "--dtype", help="dtype of TFRA's values (default: float32), or of the table made from another source"
-    )
+    command.add_argument("--dtype", help="dtype of the table's rows (default: that of the source)")
+    command.add_argument("--source-dtype", help="dtype of TFRA's values (default: that of --dtype, or float32)")
     _base(command)
     _rules(command)
 

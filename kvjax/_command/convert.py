@@ -65,7 +65,7 @@ def _check_used(args: argparse.Namespace, kind: str, to: str) -> None:
         "overwrite": to == "kvjax", "slots": to != "kvjax", "slot": others, "fill": others,
         "score": kind == "dynamicemb", "column": kind in FILE_FORMATS, "partitions": to == "deeprec",
         "quantise": to in FILE_FORMATS, "dim": bare,
-        "key_dtype": bare, "dtype": kind != "kvjax",
+        "key_dtype": bare, "dtype": kind != "kvjax", "source_dtype": kind == "tfra",
     }  # fmt: skip
     for name, is_used in used.items():
         if getattr(args, name) and not is_used:
@@ -142,7 +142,7 @@ def _as_checkpoint(
     with progress("writing rows", args.json) as written:
         return import_checkpoint(
             args.source, out, table=table, format=kind, prune=prune, overwrite=args.overwrite, dtype=args.dtype,
-            progress=written, **how,
+            source_dtype=args.source_dtype, progress=written, **how,
         )  # fmt: skip
 
 

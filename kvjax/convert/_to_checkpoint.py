@@ -81,7 +81,8 @@ _OWN = {"format", "path", "folder", "name"}
 def import_checkpoint(
     source: PathLike, path: PathLike, *, table: str | None = None, format: str | None = None,
     variable: str | None = None, prune: PruneLike | None = None, overwrite: bool = False,
-    dtype: str | None = None, seed: int | None = None, progress: Callable[[int], object] | None = None, **how: object,
+    dtype: str | None = None, source_dtype: str | None = None, seed: int | None = None,
+    progress: Callable[[int], object] | None = None, **how: object,
 ) -> ImportReport:  # fmt: skip
     """Writes another system's table as a checkpoint of one table, without making a table.
 
@@ -99,8 +100,8 @@ def import_checkpoint(
       variable: name of the variable in the other system.
       prune: which rows to leave out, as in `kvjax.checkpoint.prune`; all rows are written once before they are pruned.
       overwrite: replace the checkpoint that is there, if no other builds on it.
-      dtype: dtype of the rows in the checkpoint; by default that of the source. For "tfra", whose files do not contain
-        it, also the dtype of the source.
+      dtype: dtype of the rows in the checkpoint; by default that of the source.
+      source_dtype: for "tfra", whose files do not contain it, the dtype of the source; by default `dtype`, or float32.
       seed: seed of the initial rows.
       progress: function that is called with the number of bytes of each piece that is written.
       **how: other arguments of ``kvjax.convert.from_<format>``: ``columns``, ``slots``, ``fill``, ``dim``,
@@ -140,8 +141,11 @@ def import_checkpoint(
             "leave it out" if variable else "give the name of the variable",
         )  # fmt: skip
     options = {name: value for name, value in {"dtype": dtype, "seed": seed}.items() if value is not None}
-    if kind == "tfra" and dtype is not None:
-        how["dtype"] = dtype
+    if source_dtype is not None and kind != "tfra":
+        mend = "leave it out, and say dtype= for the rows in the checkpoint"
+        raise FileError(given, "source_dtype= for tfra alone", f"{source_dtype!r} for {kind}", mend)
+    if kind == "tfra" and (in_source := source_dtype or dtype) is not None:
+        how["dtype"] = in_source
     opened: Any = partial(open_file, kind) if variable is None else partial(OPENERS[kind], name=variable)
     taken = inspect.signature(open_file if variable is None else OPENERS[kind]).parameters.keys() - _OWN
     if unknown := sorted(how.keys() - taken):
@@ -183,7 +187,8 @@ class _Arrays:
         dtype, (dim,) = incoming.rows.types["values"]
         if "dtype" not in options and dtype.name not in ROW_DTYPES:
             want, got = f"rows of {list(ROW_DTYPES)}", f"{dtype.name}"
-            raise FileError(incoming.file, want, got, 'say dtype="float32" to round them')
+            mend = 'say dtype="float32" to round them, for TFRA beside source_dtype='
+            raise FileError(incoming.file, want, got, mend)
         joined = {column: each.source.types["values"] for column, each in incoming.joined.items()}
         types = {**incoming.rows.types, **joined}
         slots = {column.removeprefix(SLOT): types[column] for column in types if column.startswith(SLOT)}
