@@ -152,10 +152,10 @@ def check_all_there(given: Any, where: str = "") -> None:
 
 def _nulls(given: Any) -> int:
     """How many elements of a column of Arrow, polars or pandas are null; a NaN in NumPy's numbers is a number."""
-    count, dtype = getattr(given, "null_count", 0), getattr(given, "dtype", None)
+    count, dtype = getattr(given, "null_count", None), getattr(given, "dtype", None)
     if hasattr(given, "isna") and dtype is not None and not isinstance(dtype, np.dtype):
         count = given.isna().sum()
-    return int(np.asarray(count() if callable(count) else count).sum())
+    return 0 if count is None else int(np.asarray(count() if callable(count) else count).sum())
 
 
 def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:
