@@ -61,8 +61,8 @@ class PruneReport:
 class Prune:
     """Which rows an export leaves out. A row is kept if it passes every test that is set.
 
-    The row that unadmitted keys share (``unadmitted=`` of an admission) is also kept, and `remove` may not name it. In a
-    frozen table, keys without a row read as that row.
+    The row that unadmitted keys share (``unadmitted=`` of an admission) is kept, too, and `remove` may not name it. In
+    a frozen table, keys without a row read as that row.
 
     Attributes:
       min_frequency: keep rows whose keys occurred at least this often.
