@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,24 +37,39 @@ def merge(
     return read("kvjax_merge", results, keys.words, rows, counts, canaries, table=table, sharded=sharded)
 
 
+class StepBatch(NamedTuple):
+    """What a training step brings to a table in one place.
+
+    Attributes:
+      version: ``()`` uint32, of the write.
+      grads: gradients ``(n, dim)`` float32 of keys ``(n,)``.
+      step: ``(2,)`` uint32, the words of int64.
+      initial: as `kvjax._ops.writes.Batch` has it.
+      slots: the layout that the optimizer wants.
+    """
+
+    version: jax.Array
+    grads: SparseRows
+    step: jax.Array
+    initial: jax.Array | None
+    slots: str
+
+    def operands(self, spec: TableSpec) -> tuple[Any, ...]:
+        keys, rows, counts, canary = self.grads.keys, self.grads.rows, self.grads.counts, words_in(self.grads.canary)
+        return self.version, keys.words, counts, canary, rows, self.step, initial_operand(spec, self.initial)
+
+    def attributes(self, spec: TableSpec) -> dict[str, Any]:
+        return {"table": spec.name, "slots": self.slots, "narrow": flag(self.grads.keys.narrow)}
+
+
 def apply(
-    spec: TableSpec,
-    version: jax.Array,
-    grads: SparseRows,
-    step: jax.Array,
-    initial: jax.Array | None,
-    slots: str,
-    run: Run,
-    *,
-    holds: bool,
-    reports: bool,
-    planned: bool,
+    spec: TableSpec, batch: StepBatch, run: Run, *, holds: bool, reports: bool, planned: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """A whole training write, of gradients ``(n, dim)`` float32 with keys ``(n,)``. Returns the next version, or of a
-    step that holds for `end_apply` the word by which that knows it; and the status, which is 0 unless it reports. One
-    that `plan_apply` has planned does nothing for a version that is not the live one."""
-    operands = (version, *_operands(grads), step, initial_operand(spec, initial), run.shared)
-    attributes = _attributes(spec, grads, slots) | {"planned": flag(planned), "program": _words(run)}
+    """A whole training write. Returns the next version, or of a step that holds for `end_apply` the word by which that
+    knows it; and the status, which is 0 unless it reports. One that `plan_apply` has planned does nothing for a version
+    that is not the live one."""
+    operands = (*batch.operands(spec), run.shared)
+    attributes = batch.attributes(spec) | {"planned": flag(planned), "program": _words(run)}
     return _planned("kvjax_apply", [WORD], operands, reports, holds=flag(holds), **attributes)
 
 
@@ -65,28 +80,11 @@ def _planned(target: str, results: list[Any], operands: Any, reports: bool, **at
     return *given[: len(results)], given[-1] if reports else jnp.uint32(0)
 
 
-def _operands(grads: SparseRows) -> tuple[jax.Array, ...]:
-    return (grads.keys.words, grads.counts, words_in(grads.canary), grads.rows)
-
-
-def _attributes(spec: TableSpec, grads: SparseRows, slots: str) -> dict[str, Any]:
-    return {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow)}
-
-
-def plan_apply(
-    spec: TableSpec,
-    version: jax.Array,
-    grads: SparseRows,
-    step: jax.Array,
-    initial: jax.Array | None,
-    slots: str,
-    *,
-    reports: bool,
-) -> jax.Array:
+def plan_apply(spec: TableSpec, batch: StepBatch, *, reports: bool) -> jax.Array:
     """The status of a step on a device: 0 if `apply` or `write_step` can do it. Nothing is held for that. One that
     reports waits for the device, so that it is the number of a failure; one that does not, fails later by itself."""
-    operands = (version, *_operands(grads), step, initial_operand(spec, initial))
-    refused, status = _planned("kvjax_plan_apply", [WORD], operands, reports, **_attributes(spec, grads, slots))
+    operands = batch.operands(spec)
+    refused, status = _planned("kvjax_plan_apply", [WORD], operands, reports, **batch.attributes(spec))
     return status if reports else refused
 
 
@@ -139,19 +137,9 @@ class ChunkedStep:
     facts: Any
 
 
-def begin_apply(
-    spec: TableSpec,
-    version: jax.Array,
-    grads: SparseRows,
-    step: jax.Array,
-    initial: jax.Array | None,
-    slots: str,
-    facts: bool,
-    *,
-    reports: bool,
-) -> tuple[ChunkedStep, jax.Array]:
+def begin_apply(spec: TableSpec, batch: StepBatch, facts: bool, *, reports: bool) -> tuple[ChunkedStep, jax.Array]:
     """The step, and its status, as `apply` has it."""
-    n = grads.counts.shape[0]
+    grads, n = batch.grads, batch.grads.counts.shape[0]
     results = [
         WORD,
         array((n, 2), jnp.uint32),
@@ -160,8 +148,7 @@ def begin_apply(
         array((spec.dim,), jnp.float32),
         array((n if facts else 0, NUM_FACTS), jnp.uint32),
     ]
-    operands = (version, *_operands(grads), step, initial_operand(spec, initial))
-    given = _planned("kvjax_begin_apply", results, operands, reports, **_attributes(spec, grads, slots))
+    given = _planned("kvjax_begin_apply", results, batch.operands(spec), reports, **batch.attributes(spec))
     version, targets, active, used, shared, about, status = given
     return ChunkedStep(version, active, used, targets, grads.keys.words, grads.rows, shared, about), status
 
@@ -201,12 +188,8 @@ def _row_results(
 
 def read_step(
     spec: TableSpec,
-    version: jax.Array,
-    grads: SparseRows,
-    step: jax.Array,
-    initial: jax.Array | None,
+    batch: StepBatch,
     n: int,
-    slots: str,
     slot_types: Sequence[jax.ShapeDtypeStruct],
     *,
     gradients: bool,
@@ -218,25 +201,15 @@ def read_step(
     Without `gradients` these are ``(0, dim)``.
     """
     results = (array((2,), jnp.uint32), *_row_results(spec, n, slot_types, gradients, facts))
-    operands = (version, *_operands(grads), step, initial_operand(spec, initial))
-    return read("kvjax_read_step", results, *operands, **_attributes(spec, grads, slots))
+    return read("kvjax_read_step", results, *batch.operands(spec), **batch.attributes(spec))
 
 
 def write_step(
-    spec: TableSpec,
-    version: jax.Array,
-    grads: SparseRows,
-    step: jax.Array,
-    initial: jax.Array | None,
-    values: jax.Array,
-    slots: str,
-    slot_arrays: Sequence[jax.Array],
-    *,
-    planned: bool,
+    spec: TableSpec, batch: StepBatch, values: jax.Array, slots: Sequence[jax.Array], *, planned: bool
 ) -> jax.Array:
     """The whole of that step, with the values and slots that its rows get. Returns the next version."""
-    operands = (version, *_operands(grads), step, initial_operand(spec, initial), values, *slot_arrays)
-    return write("apply", "kvjax_write_step", WORD, *operands, **_attributes(spec, grads, slots), planned=flag(planned))
+    operands = (*batch.operands(spec), values, *slots)
+    return write("apply", "kvjax_write_step", WORD, *operands, **batch.attributes(spec), planned=flag(planned))
 
 
 def scatter(

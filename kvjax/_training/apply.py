@@ -194,10 +194,8 @@ def _tried(way: Way, spec: TableSpec, update: Update) -> StepResult:
     check_dtypes([update.grads])
 
     def run(grads: SparseRows) -> Any:
-        gradient = flat(grads)
-        initial = update.initial(spec, gradient)
-        given = update.version, gradient, update.step, initial, way.slots
-        return (), (training.plan_apply(spec, *given, reports=way.phase == "keep"),)
+        batch = update.batch(spec, flat(grads), way.slots)
+        return (), (training.plan_apply(spec, batch, reports=way.phase == "keep"),)
 
     return jnp.asarray(update.version), update.state, as_auto(run, (), update.grads)[1][0]
 

@@ -18,6 +18,7 @@ from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import training
 from kvjax._ops.initial_rows import initial_rows
+from kvjax._ops.training import StepBatch
 from kvjax._programs.program import Run
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
@@ -58,9 +59,10 @@ class Update:
     extra: dict[str, Any]
     run: Run | None = None
 
-    def initial(self, spec: TableSpec, grads: SparseRows) -> jax.Array | None:
-        """The initial rows of the keys of a gradient that only JAX can make, or None."""
-        return initial_rows(spec, self.version, grads.keys, grads.counts > 0)
+    def batch(self, spec: TableSpec, grads: SparseRows, slots: str) -> StepBatch:
+        """What the step brings to a table in one place, with its gradients ``(n,)`` and the layout of its slots."""
+        initial = initial_rows(spec, self.version, grads.keys, grads.counts > 0)
+        return StepBatch(self.version, grads, self.step, initial, slots)
 
 
 @jax.tree_util.register_dataclass
@@ -69,7 +71,7 @@ class NewRows:
     """What the rows of a device's step become, before anything is written.
 
     Attributes:
-      initial: rows that C++ cannot compute, or None.
+      initial: what `StepBatch` brings of that name.
       values: ``(m, dim)`` as the table keeps them, m >= n.
       slots: ``(m, ...)`` each.
     """
@@ -104,14 +106,10 @@ class ByProgram:
         check_dtypes([update.grads])
 
         def run(grads: SparseRows) -> Any:
-            gradient = flat(grads)
-            initial = update.initial(spec, gradient)
-            written = update.version if version is None else version
-            given = (written, gradient, update.step, initial, self.slots, program)
-            holds = self.phase in ("plan", "keep")
-            return (), training.apply(
-                spec, *given, holds=holds, reports=self.phase == "keep", planned=self.phase == "planned"
-            )
+            batch = update.batch(spec, flat(grads), self.slots)
+            batch = batch if version is None else batch._replace(version=version)
+            holds, keeps = self.phase in ("plan", "keep"), self.phase == "keep"
+            return (), training.apply(spec, batch, program, holds=holds, reports=keeps, planned=self.phase == "planned")
 
         word, status = as_auto(run, (), update.grads)[1]
         return word, (), status
@@ -139,15 +137,12 @@ class InChunks:
         return self.layout.text
 
     def in_one_place(self, spec: TableSpec, update: Update) -> StepResult:
+        merged = merge(update.grads)
         if is_device(spec.storage.backend):
-            merged = merge(update.grads)
             made, state = self.made(spec, update, merged)
             return self.write(spec, update.version, merged, update.step, made), state, jnp.uint32(0)
-        merged = merge(update.grads)
-        initial = update.initial(spec, merged)
-        begun, status = training.begin_apply(
-            spec, update.version, merged, update.step, initial, self.slots, self.facts, reports=self.phase == "keep"
-        )
+        batch = update.batch(spec, merged, self.slots)
+        begun, status = training.begin_apply(spec, batch, self.facts, reports=self.phase == "keep")
 
         def chunks() -> tuple[jax.Array, Any]:
             return self._chunks(spec, begun, merged.rows.shape[0], update, holds=self.phase in ("plan", "keep"))
@@ -161,22 +156,20 @@ class InChunks:
 
     def made(self, spec: TableSpec, update: Update, merged: SparseRows) -> tuple[NewRows, Any]:
         """What a device's rows become, while the table is as it was; and the next globals."""
-        initial = update.initial(spec, merged)
-        n = merged.rows.shape[0]
+        batch, n = update.batch(spec, merged, self.slots), merged.rows.shape[0]
         chunk = _GROUP * _groups(n)
         # Rows stand where their gradients do, unless one of them gets the sum of several.
         in_place = not spec.shares_row
         step, values, grads, fresh, words, facts, *slots = training.read_step(
-            spec, update.version, merged, update.step, initial, chunk, self.slots, self.layout.types,
-            gradients=not in_place, facts=self.facts,
-        )  # fmt: skip
+            spec, batch, chunk, self.layout.types, gradients=not in_place, facts=self.facts
+        )
         if in_place:
             # As they are in memory: what made them shall not be made again, rounded otherwise, as part of the update.
             grads = jnp.pad(jax.lax.optimization_barrier(merged.rows), ((0, chunk - n), (0, 0)))
         there = jnp.pad(merged.counts > 0, (0, chunk - n))
         values, grads, fresh, *slots = _padded(there, jnp.argmax(there), values, grads, fresh, *slots)
         rows, slots, state = self._updated(spec, update, grads, values, fresh, slots, facts)
-        return NewRows(initial, _stored(spec, rows, words, step), slots), state
+        return NewRows(batch.initial, _stored(spec, rows, words, step), slots), state
 
     def write(
         self,
@@ -188,8 +181,8 @@ class InChunks:
         planned: bool = False,
     ) -> jax.Array:
         """Does the step. Returns the next version."""
-        given = version, merged, step, made.initial, made.values, self.slots, made.slots
-        return training.write_step(spec, *given, planned=planned)
+        batch = StepBatch(version, merged, step, made.initial, self.slots)
+        return training.write_step(spec, batch, made.values, made.slots, planned=planned)
 
     def _chunks(
         self, spec: TableSpec, begun: training.ChunkedStep, n: int, update: Update, holds: bool
