@@ -39,7 +39,7 @@ def over_shards(
     """
     traced = any(isinstance(x, Tracer) for x in (version, keys.words, mask, jnp.zeros(())))
     if not is_device(spec.storage.backend):
-        read = functools.partial(_read_here, part, spec, tuple(sorted(options.items())))
+        read = functools.partial(_read_here, part, spec, op, tuple(sorted(options.items())))
         return read(version, keys, mask) if traced else _on_one_device(spec, read, version, keys, mask)
     if traced:
         raise fail(
@@ -49,7 +49,7 @@ def over_shards(
             "rows up before the program and give it them, or read by the handle that is trained, in its thread",
         )  # fmt: skip
     mask = None if mask is None else jnp.asarray(mask).reshape(-1)
-    by_key, common = part(spec, version, keys.reshape(-1), mask, ask=_ask_devices, **options)
+    by_key, common = part(spec, op, version, keys.reshape(-1), mask, ask=_ask_devices, **options)
     return _shaped(keys, by_key), common
 
 
@@ -73,11 +73,13 @@ def _on_one_device(spec: TableSpec, read: Callable[..., Any], version: Any, keys
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), found)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _read_here(part: Callable[..., Any], spec: TableSpec, options: Any, version: Any, keys: Keys, mask: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _read_here(
+    part: Callable[..., Any], spec: TableSpec, op: str, options: Any, version: Any, keys: Keys, mask: Any
+) -> Any:
     def run(version: Any, words: Any, mask: Any) -> Any:
         flat = Keys(words, keys.narrow).reshape(-1), None if mask is None else mask.reshape(-1)
-        by_key, common = part(spec, version, *flat, ask=_ask_here, **dict(options))
+        by_key, common = part(spec, op, version, *flat, ask=_ask_here, **dict(options))
         return _shaped(keys, by_key), common
 
     return as_auto(run, sharding_of(keys.words, keys.ndim), version, keys.words, mask)

@@ -72,8 +72,8 @@ def over_keys(
     """Runs a read in which each device has a piece of the keys.
 
     Args:
-      part: ``(spec, version, keys (n,), mask (n,) or None, **options)`` to a tuple of arrays ``(n, ...)`` and a tuple
-        of values that all devices agree on; a function of a module.
+      part: ``(spec, op, version, keys (n,), mask (n,) or None, **options)`` to a tuple of arrays ``(n, ...)`` and a
+        tuple of values that all devices agree on; a function of a module.
       spec: of the table.
       op: for errors.
       version: ``()`` uint32.
@@ -96,7 +96,7 @@ def over_keys(
     words, mask, n = pieces(_num_devices(placement, axes), words, mask)
     if axes:
         words, mask = _own_piece(placement, axes, words, mask)
-    by_key, common = part(spec, version, Keys(words, keys.narrow), mask, **options)
+    by_key, common = part(spec, op, version, Keys(words, keys.narrow), mask, **options)
     if axes:
         by_key = [jax.lax.all_gather(x, axes, axis=0, tiled=True, to="invarying") for x in by_key]
     return tuple(x[:n].reshape(*shape, *x.shape[1:]) for x in by_key), common
@@ -150,7 +150,7 @@ def _over_keys(
                 status = check_equal(spec, op, (words, mask), placement.mesh.axis_names)
                 words, version = routing.agree(spec, op, status, (words, version))
                 words, mask = _own_piece(placement, placement.axes, words, mask)
-            by_key, common = part(spec, version, Keys(words, keys.narrow), mask, **dict(options))
+            by_key, common = part(spec, op, version, Keys(words, keys.narrow), mask, **dict(options))
             return by_key, (*common, version)  # or XLA leaves out all that it takes to read no keys
 
         split = P(placement.axes)

@@ -48,6 +48,7 @@ def _over(version: jax.Array) -> Callable[..., Any]:
 
 def _lookup_part(
     spec: TableSpec,
+    op: str,
     version: Any,
     keys: Keys,
     mask: Any,
@@ -66,12 +67,12 @@ def _lookup_part(
         rows = rows if wire is None else rows.astype(wire)
         answers = (rows, found) if with_found or shares else (rows,)
         if with_found and shares:
-            answers += (reads.inspect(spec, "lookup", version, keys, place)[0],)
+            answers += (reads.inspect(spec, op, version, keys, place)[0],)
         return answers, status
 
     if shares:  # the owner of a key need not be that of the row that stands for it
         keys, mask = _with_shared(spec, keys, mask)
-    (rows, *found), used = ask(spec, "lookup", keys, mask, answer, few)
+    (rows, *found), used = ask(spec, op, keys, mask, answer, few)
     if shares:
         own, *found = found
         stands_in = ~own[:-1] if mask is None else mask[:-1] & ~own[:-1]
@@ -91,16 +92,35 @@ def changed(spec: TableSpec, version: jax.Array, since: jax.Array, keys: Keys, m
         found = reads.changed(spec, version, since, keys)[0]
     else:
         versions = jnp.stack([version, since])
-        found = over_keys(_changed_part, spec, "prefetch", versions, keys, mask)[0][0]
+        found = over_keys(_answered, spec, "prefetch", versions, keys, mask, by=_changed)[0][0]
     return found if mask is None else found & mask
 
 
-def _changed_part(spec: TableSpec, versions: Any, keys: Keys, mask: Any) -> Any:
-    def answer(keys: Keys, mask: Any) -> Any:
-        found, status = reads.changed(spec, versions[0], versions[1], keys)
-        return (found,), status
+def _changed(spec: TableSpec, op: str, versions: Any, keys: Keys, place: None) -> tuple[jax.Array, ...]:
+    return reads.changed(spec, versions[0], versions[1], keys)
 
-    answers, used = ask(spec, "prefetch", keys, mask, answer)
+
+def _answered(
+    spec: TableSpec,
+    op: str,
+    version: Any,
+    keys: Keys,
+    mask: Any,
+    by: Callable[..., tuple[jax.Array, ...]],
+    ask: Callable[..., Any] = ask,
+    **options: Any,
+) -> Any:
+    """One device's part of a read in which owners answer, and nothing is made of the answers.
+
+    by: ``(spec, op, version, keys (n,), place, **options)`` to the answers ``(n, ...)`` and a status; a function of a
+    module.
+    """
+
+    def answer(keys: Keys, mask: Any, place: int | None = None) -> Any:
+        *answers, status = by(spec, op, version, keys, place, **options)
+        return tuple(answers), status
+
+    answers, used = ask(spec, op, keys, mask, answer)
     return answers, (used,)
 
 
@@ -108,19 +128,8 @@ def inspect(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> tuple[j
     """Found ``(...)`` bool, frequency and version ``(..., 2)`` uint32, the words of int64."""
     if spec.placement is None:
         return reads.inspect(spec, op, version, keys)[:3]
-    (found, freq, written), _ = _over(version)(_inspect_part, spec, op, version, keys, None, asked=op)
+    (found, freq, written), _ = _over(version)(_answered, spec, op, version, keys, None, by=reads.inspect)
     return found, freq, written
-
-
-def _inspect_part(
-    spec: TableSpec, version: Any, keys: Keys, mask: Any, asked: str, ask: Callable[..., Any] = ask
-) -> Any:
-    def answer(keys: Keys, mask: Any, place: int | None = None) -> Any:
-        *answers, status = reads.inspect(spec, asked, version, keys, place)
-        return tuple(answers), status
-
-    answers, used = ask(spec, asked, keys, mask, answer)
-    return answers, (used,)
 
 
 def read_slot(
@@ -130,7 +139,13 @@ def read_slot(
     if spec.placement is None:
         return reads.read_slot(spec, slot, version, keys, dtype, shape)[0]
     kind = {"slot": slot, "dtype": jnp.dtype(dtype), "shape": tuple(shape)}
-    return _over(version)(_slot_part, spec, "slot", version, keys, None, **kind)[0][0]
+    return _over(version)(_answered, spec, "slot", version, keys, None, by=_slot, **kind)[0][0]
+
+
+def _slot(
+    spec: TableSpec, op: str, version: Any, keys: Keys, place: int | None, slot: str, dtype: Any, shape: Any
+) -> tuple[jax.Array, ...]:
+    return reads.read_slot(spec, slot, version, keys, dtype, shape, place)
 
 
 def read_slots_until(
@@ -145,38 +160,18 @@ def read_slots_until(
         return routing.agree(spec, "lookup", _ahead(found, at, steps), [found])[0]
     versions = jnp.stack([version, jax.lax.bitcast_convert_type(steps, jnp.uint32)])
     options = {"layout": layout, "words": words, "at": at}
-    return over_keys(_slots_until_part, spec, "lookup", versions, keys, None, **options)[0][0]
+    return over_keys(_answered, spec, "lookup", versions, keys, None, by=_slots_until, **options)[0][0]
 
 
-def _slots_until_part(spec: TableSpec, version: Any, keys: Keys, mask: Any, layout: str, words: int, at: int) -> Any:
-    def answer(keys: Keys, mask: Any) -> Any:
-        values, status = reads.read_slot(spec, layout, version[0], keys, jnp.uint32, (words,))
-        steps = jax.lax.bitcast_convert_type(version[1], jnp.int32)
-        return (values,), jnp.maximum(status, _ahead(values, at, steps))
-
-    answers, used = ask(spec, "lookup", keys, mask, answer)
-    return answers, (used,)
+def _slots_until(
+    spec: TableSpec, op: str, versions: Any, keys: Keys, place: None, layout: str, words: int, at: int
+) -> tuple[jax.Array, ...]:
+    values, status = reads.read_slot(spec, layout, versions[0], keys, jnp.uint32, (words,))
+    steps = jax.lax.bitcast_convert_type(versions[1], jnp.int32)
+    return values, jnp.maximum(status, _ahead(values, at, steps))
 
 
 def _ahead(words: jax.Array, at: int, steps: jax.Array) -> jax.Array:
     """The number of the failure that rows are ahead, or 0; ``()`` uint32."""
     last = jax.lax.bitcast_convert_type(words[..., at], jnp.int32)
     return jnp.where(jnp.any(last > steps), jnp.uint32(routing.AHEAD), jnp.uint32(0))
-
-
-def _slot_part(
-    spec: TableSpec,
-    version: Any,
-    keys: Keys,
-    mask: Any,
-    slot: str,
-    dtype: Any,
-    shape: Any,
-    ask: Callable[..., Any] = ask,
-) -> Any:
-    def answer(keys: Keys, mask: Any, place: int | None = None) -> Any:
-        values, status = reads.read_slot(spec, slot, version, keys, dtype, shape, place)
-        return (values,), status
-
-    answers, used = ask(spec, "slot", keys, mask, answer)
-    return answers, (used,)
