@@ -8,23 +8,21 @@ from typing import Any
 import numpy as np
 
 from kvjax._process import PROCESS
+from kvjax._spec.spec import TableSpec
 from kvjax._values.errors import level_of_user
-from kvjax.storage import Column, given_by_user
-
-TableSpec = Any  # which is made of the options, and so comes after them
+from kvjax.storage import Column, External
 
 
 class Calls:
     """What the C++ side calls for the rows of a table.
 
     Args:
-      spec: of the table, with a `kvjax.storage.External`.
+      spec: of the table.
+      given: its storage as the user gave it, which this keeps as long as the table lives.
     """
 
-    def __init__(self, spec: TableSpec) -> None:
-        self._spec = spec
-        self._storage: Any = given_by_user(spec.storage)  # which nobody else may have
-        self._engine = self._storage.engine
+    def __init__(self, spec: TableSpec, given: External) -> None:
+        self._spec, self._given, self._engine = spec, given, given.engine
 
     def get(self, column: Column, keys: np.ndarray, width: int) -> np.ndarray:
         """Rows ``(n * width,)`` uint8."""

@@ -1,28 +1,67 @@
-"""The native form of a table's options: each under the name that the C++ side knows.
-
-Each function is the ``native`` of an entry of `kvjax._spec.options.Options`.
-"""
+"""The native form of a spec: what the C++ side is told of a table and of its shards, under the names that it knows."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
+from kvjax._process import PROCESS
 from kvjax._spec.engines import Calls
+from kvjax._spec.spec import TableSpec
 from kvjax.evict import Every
 from kvjax.initializers import Generated, Pool, Segments
-from kvjax.storage import External
-
-Native = dict[str, Any]
-TableSpec = Any  # which is made of the options, and so comes after them
+from kvjax.storage import External, given_by_user
 
 
-def dtype(spec: TableSpec) -> Native:
-    return {"dtype": spec.dtype}
+def native_options(spec: TableSpec) -> dict[str, Any]:
+    """The options of a table, the same for each shard."""
+    every = spec.evict if isinstance(spec.evict, Every) else None
+    policy = spec.evict if every is None else every.policy
+    return {
+        "dim": spec.dim,
+        "placement": spec.placement_number,
+        "score": functools.partial(PROCESS.call_score, spec.exported),
+        "dtype": spec.dtype,
+        **_initial_rows(spec),
+        "seed": spec.seed,
+        "capacity": _of_shard(spec, spec.capacity or 0),
+        "max_capacity": spec.max_capacity or 0,
+        "on_full": spec.on_full,
+        "admit": _admission(spec),
+        "policy": "" if policy is None else policy.text(),
+        "evict_every": 0 if every is None else every.steps,
+        "count_batches": spec.count == "batch",
+        "storage": spec.storage.text,
+        "engine": _engine(spec),
+    }
 
 
-def initializer(spec: TableSpec) -> Native:
+def native_shards(spec: TableSpec) -> dict[str, Any]:
+    """Where the shards of this process shall be."""
+    if spec.placement is None:
+        return {"devices": [spec.host.HOME], "shards": [0], "owns_shared": [True]}
+    local = spec.placement.local
+    owner = spec.placement.owners(spec.shared_words.view(np.int64))[0] if spec.shares_row else 0
+    return {
+        "devices": [shard.device for shard in local],
+        "shards": [shard.shard for shard in local],
+        "owns_shared": [bool(shard.shard == owner) for shard in local],
+    }
+
+
+def _engine(spec: TableSpec) -> Calls | None:
+    given = given_by_user(spec.storage) if isinstance(spec.storage, External) else None
+    return None if given is None else Calls(spec, given)
+
+
+def _of_shard(spec: TableSpec, number: int) -> int:
+    """The share of each shard."""
+    return -(-number // spec.num_shards)
+
+
+def _initial_rows(spec: TableSpec) -> dict[str, Any]:
     """Kind, how the elements of each segment are distributed, and the rows of a pool ``(p * dim,)`` float32."""
     made, no_pool = spec.initializer, np.zeros(0, np.float32)
     if isinstance(made, Pool):
@@ -34,29 +73,11 @@ def initializer(spec: TableSpec) -> Native:
     return {"kind": "elements", "segments": segments, "pool": no_pool}
 
 
-def seed(spec: TableSpec) -> Native:
-    return {"seed": spec.seed}
-
-
-def capacity(spec: TableSpec) -> Native:
-    """Of each shard."""
-    return {"capacity": -(-(spec.capacity or 0) // spec.num_shards)}
-
-
-def max_capacity(spec: TableSpec) -> Native:
-    return {"max_capacity": spec.max_capacity or 0}
-
-
-def on_full(spec: TableSpec) -> Native:
-    return {"on_full": spec.on_full}
-
-
-def admission(spec: TableSpec) -> Native:
-    admit = spec.admit
-    if admit is None:
-        return {"admit": None}
+def _admission(spec: TableSpec) -> dict[str, Any] | None:
+    if spec.admit is None:
+        return None
     common = {
-        "unadmitted": "shared" if spec.shares_row else admit.unadmitted,
+        "unadmitted": "shared" if spec.shares_row else spec.admit.unadmitted,
         "shared_key": int(spec.shared_words.view(np.int64)[0]),
         "threshold": 1,
         "cells": 0,
@@ -66,22 +87,5 @@ def admission(spec: TableSpec) -> Native:
         "probability": 1.0,
         "seed": spec.seed,
     }
-    own = common | admit.own_options()
-    return {"admit": own | {"max_waiting": -(-own["max_waiting"] // spec.num_shards)}}
-
-
-def eviction(spec: TableSpec) -> Native:
-    policy = spec.evict.policy if isinstance(spec.evict, Every) else spec.evict
-    return {
-        "policy": "" if policy is None else policy.text(),
-        "evict_every": spec.evict.steps if isinstance(spec.evict, Every) else 0,
-    }
-
-
-def count(spec: TableSpec) -> Native:
-    return {"count_batches": spec.count == "batch"}
-
-
-def storage(spec: TableSpec) -> Native:
-    engine = Calls(spec) if isinstance(spec.storage, External) else None
-    return {"storage": spec.storage.text, "engine": engine}
+    own = common | spec.admit.own_options()
+    return own | {"max_waiting": _of_shard(spec, own["max_waiting"])}

@@ -1,8 +1,8 @@
 """Options: what a table is made with. A new option is one entry here, and what it does.
 
-An entry has its name and type, its default, how a value is checked and resolved, its native form and whether
-checkpoints keep it. The signature of `kvjax.get_table`, the fields of the Flax layers, `TableSpec`, the native options
-and what a checkpoint says of a table are derived from the entries.
+An entry has its name and type, its default, how a value is checked and resolved, and whether checkpoints keep it. The
+signature of `kvjax.get_table`, the fields of the Flax layers, `TableSpec` and what a checkpoint says of a table are
+derived from the entries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from kvjax import constraints
-from kvjax._spec import native
 from kvjax._values.dtypes import dtype_name, row_dtype
 from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import KEY_DTYPES
@@ -69,22 +68,16 @@ class Request:
         return self.options[option]
 
 
-def option(
-    default: Any,
-    resolve: Callable[[Request, Any], Any],
-    native: Callable[[Any], dict[str, Any]] | None = None,
-    saved: str | None = None,
-) -> Any:
+def option(default: Any, resolve: Callable[[Request, Any], Any], saved: str | None = None) -> Any:
     """One entry of `Options`.
 
     Args:
       default: what it is if nobody says it.
       resolve: from a request and a value to what `TableSpec` holds; may look at options that stand before it.
-      native: from a `TableSpec` to options by the names that the C++ side knows.
       saved: where checkpoints keep it, so that a restore can make the table anew: among the "fields" of a table, among
         its "rules", or nowhere, because it is of the process.
     """
-    return dataclasses.field(default=default, metadata={"resolve": resolve, "native": native, "saved": saved})
+    return dataclasses.field(default=default, metadata={"resolve": resolve, "saved": saved})
 
 
 def _key_dtype(request: Request, dtype: Any) -> str:
@@ -210,18 +203,18 @@ class Options:
 
     # Not frozen, because Linen's modules, which have these as fields, are not.
     key_dtype: DTypeLike = option("int64", _key_dtype, saved="fields")
-    dtype: DTypeLike = option("float32", _dtype, native.dtype, saved="fields")
-    initializer: InitializerLike = option(0.0, _initializer, native.initializer, saved="fields")
-    seed: int | None = option(None, _seed, native.seed, saved="fields")
+    dtype: DTypeLike = option("float32", _dtype, saved="fields")
+    initializer: InitializerLike = option(0.0, _initializer, saved="fields")
+    seed: int | None = option(None, _seed, saved="fields")
     trainable: bool = option(True, _bool("trainable"), saved="fields")
     checkpoint: bool = option(True, _bool("checkpoint"))
-    capacity: int | None = option(None, _capacity, native.capacity)
-    max_capacity: int | None = option(None, _max_capacity, native.max_capacity, saved="rules")
-    on_full: OnFull = option("grow", _on_full, native.on_full, saved="rules")
-    admit: Admission | None = option(None, _admit, native.admission, saved="rules")
-    evict: Policy | Every | None = option(None, _evict, native.eviction, saved="rules")
-    count: Count = option("occurrences", _count, native.count, saved="rules")
-    storage: Storage | None = option(None, _storage, native.storage)
+    capacity: int | None = option(None, _capacity)
+    max_capacity: int | None = option(None, _max_capacity, saved="rules")
+    on_full: OnFull = option("grow", _on_full, saved="rules")
+    admit: Admission | None = option(None, _admit, saved="rules")
+    evict: Policy | Every | None = option(None, _evict, saved="rules")
+    count: Count = option("occurrences", _count, saved="rules")
+    storage: Storage | None = option(None, _storage)
     rounding: Rounding = option("nearest", _rounding, saved="fields")
     constraint: Callable[[jax.Array], jax.Array] | None = option(None, _constraint, saved="rules")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -152,34 +151,12 @@ class TableSpec(Options):
         """Where whole-table calls go: the module of the backend that holds the table."""
         return module(self.storage.backend)
 
-    def native_shards(self) -> dict[str, Any]:
-        """Where the C++ side shall have the shards of this process."""
-        if self.placement is None:
-            return {"devices": [self.host.HOME], "shards": [0], "owns_shared": [True]}
-        local = self.placement.local
-        owner = self.placement.owners(self.shared_words.view(np.int64))[0] if self.shares_row else 0
-        return {
-            "devices": [shard.device for shard in local],
-            "shards": [shard.shard for shard in local],
-            "owns_shared": [bool(shard.shard == owner) for shard in local],
-        }
-
     @property
     def placement_number(self) -> int:
         """By which compiled programs know that rows are where they were; 0 of a table in one place."""
         return 0 if self.placement is None else PROCESS.number_of(self.placement)
 
-    def native_options(self) -> dict[str, Any]:
-        """The options of the table in their native form, the same for each shard."""
-        native: dict[str, Any] = {
-            "dim": self.dim,
-            "placement": self.placement_number,
-            "score": functools.partial(PROCESS.call_score, self.exported),
-        }
-        for entry in ENTRIES.values():
-            if entry.metadata["native"] is not None:
-                native |= entry.metadata["native"](self)
-        return native
+    # ---- compared with another -----------------------------------------------------------------------------
 
     def differences(self, other: TableSpec) -> str:
         """ "dim 8 (not 16), seed 1 (not 2)": what this spec has and `other` has not."""

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from kvjax._process import PROCESS, check_process
+from kvjax._spec.native import native_options, native_shards
 from kvjax._spec.spec import TableSpec
 from kvjax._table.at_exit import forget, wait_for_programs, wait_for_results
 from kvjax._values.errors import fail, meant
@@ -33,7 +34,7 @@ def create(spec: TableSpec) -> TableSpec:
             _check_folder(spec, "get_table")
             first = PROCESS.first_versions.get(spec.name, 0)
             _number_failures(spec)
-            options, shards = spec.native_options(), spec.native_shards()
+            options, shards = native_options(spec), native_shards(spec)
             in_one_go(  # so that C++ and Python know the same tables
                 partial(spec.host.create, spec.name, options, **shards, first_version=first),
                 partial(PROCESS.specs.__setitem__, spec.name, spec),
@@ -94,7 +95,7 @@ def stage(spec: TableSpec, op: str, version: int) -> Any:
     _check_folder(spec, op)
     _number_failures(spec)
     return spec.host.stage(
-        spec.name, op, spec.native_options(), **spec.native_shards(), version=version,
+        spec.name, op, native_options(spec), **native_shards(spec), version=version,
         originals=spec.originals, sink=PROCESS.sink_of(spec.name),
     )  # fmt: skip
 

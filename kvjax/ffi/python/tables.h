@@ -119,7 +119,7 @@ inline Initializer ParseInitializer(std::string_view name, int64_t dim, const nb
   return made;
 }
 
-/// make(i) builds shard shards[i] of a table for devices[i]. options: what TableSpec.native_options
+/// make(i) builds shard shards[i] of a table for devices[i]. options: what _spec.native.native_options
 /// says; owns_shared: which of them have the row that unadmitted keys share.
 template <class T>
 auto ShardMaker(std::string_view name, const nb::dict& o, const std::vector<int32_t>& devices,
