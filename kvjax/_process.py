@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import warnings
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
 
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail, warn
 
 MANY_SCORES = 128
 """So many score functions of one name are none that a program defines: they are made anew for each call."""
@@ -147,11 +146,10 @@ class Process:
             if is_new := len(self._scores) > before:
                 self.outlived.add(hash(key))
         if is_new and number == MANY_SCORES:
-            warnings.warn(
+            warn(
                 f"kvjax: evict: want a score function that is defined once, got {number + 1} of the name "
                 f"{unquote(name)}; each compiles programs of its own, and is kept to the end of the process with all "
-                "that it closes over: define it at the top of a module",
-                stacklevel=level_of_user(),
+                "that it closes over: define it at the top of a module"
             )
         return key
 

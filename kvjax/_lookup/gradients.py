@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -32,7 +31,7 @@ from kvjax._table.handle import with_tape
 from kvjax._table.table import Table, is_table
 from kvjax._table.untaped import untaped
 from kvjax._values.arrays import PyTree, one_program
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail, warn
 from kvjax._values.tracing import in_a_trace
 from kvjax.ffi import host
 
@@ -330,22 +329,20 @@ def _warn_of_untrained(names: set[str], given: Any) -> None:
     """Says which trainable tables a loss has looked up that came to it by no argument: they get no gradient."""
     given = {leaf.name for leaf in jax.tree.leaves(given, is_leaf=is_table) if is_table(leaf)}
     for name in sorted(names - given):
-        warnings.warn(
+        warn(
             f"kvjax: table {name!r}, value_and_grad: want the table in an argument of the loss, got one that the loss "
             "closes over, which is not trained; differentiate with respect to a tree that holds it, or hand it to the "
-            "loss as another argument if it is not to be trained",
-            stacklevel=level_of_user(),
+            "loss as another argument if it is not to be trained"
         )
 
 
 def _warn_of_compiled(names: Sequence[str]) -> None:
     """Says that a loss is traced in part in every call: each has tapes of its own, and JAX keeps what it makes."""
     for name in names:
-        warnings.warn(
+        warn(
             f"kvjax: table {name!r}, value_and_grad: want a call under jit of a loss that hands a table to a jitted "
             "function, a scan, a cond or a checkpoint, got one outside, which traces and compiles these again in every "
-            "call, and JAX keeps them all; put the whole step under jax.jit",
-            stacklevel=level_of_user(),
+            "call, and JAX keeps them all; put the whole step under jax.jit"
         )
 
 

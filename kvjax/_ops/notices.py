@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import mlir, partial_eval
 
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import warn
 
 
 def if_unused(version: jax.Array, text: str) -> jax.Array:
@@ -48,7 +47,7 @@ def _said(*_: Any, text: str) -> list[Any]:
 
 def _warn(text: str) -> None:
     if text:
-        warnings.warn(text, stacklevel=level_of_user())
+        warn(text)
 
 
 _version_p = Primitive("kvjax_version")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import warn
 from kvjax.storage import Column, External
 
 
@@ -65,8 +64,7 @@ class _Refusing:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None:
-            warnings.warn(
+            warn(
                 f"kvjax: table {self._name!r}, storage: want an engine that {self._want}, got "
-                f"{type(error).__name__}: {error}; {self._then}, and the next write tries again before it begins",
-                stacklevel=level_of_user(),
+                f"{type(error).__name__}: {error}; {self._then}, and the next write tries again before it begins"
             )

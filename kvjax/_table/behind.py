@@ -7,7 +7,6 @@ that none is, and that is kept by moves.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, wait
 from kvjax._values.behind import LAST_COLUMN, LAST_STEP, SWEEP, behind_in_words, can_be_behind, warn_behind
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail, warn
 from kvjax._values.exported import Exported
 
 
@@ -54,11 +53,10 @@ def warn_of_lookup(table: Handle) -> None:
 def warn_of_write(table: Handle, op: str) -> None:
     """Says that a row which a caller writes is taken for one that is as far behind as the one before was."""
     if _may_be_behind(table.spec):
-        warnings.warn(
+        warn(
             f"kvjax: table {table.name!r}, {op}: it writes rows as they are stored, so the steps that a row has missed "
             "come to what is written when it is read or trained next; "
-            "kvjax.optax.sweep(params, state, rows) before leaves none",
-            stacklevel=level_of_user(),
+            "kvjax.optax.sweep(params, state, rows) before leaves none"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +20,7 @@ from kvjax._table.contents import check_capacity, sum_of_hashes
 from kvjax._table.frozen import freeze_rows
 from kvjax._table.handle import Handle, version_leaf
 from kvjax._table.newest import of_newest
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail, warn
 from kvjax._values.exported import SLOT, Exported, check_keys
 from kvjax._values.key_width import is_of_32_bits, own_bits
 from kvjax._values.slot_layout import parse_type, type_text
@@ -149,10 +148,9 @@ def _warn_of_lost_counts(spec: TableSpec, counts: dict[str, np.ndarray]) -> None
     kept = {"pending_keys": spec.keeps_counts, "sketch": len(counts["sketch"]) == spec.sketch_cells}
     lost = [name for name, keeps in kept.items() if len(counts[name]) and not keeps]
     if lost:
-        warnings.warn(
+        warn(
             f"kvjax: table {spec.name!r}, load: want the admission that the rows were saved with, got "
-            f"{spec.admit}; the counts of keys without a row ({', '.join(lost)}) are left out",
-            stacklevel=level_of_user(),
+            f"{spec.admit}; the counts of keys without a row ({', '.join(lost)}) are left out"
         )
 
 

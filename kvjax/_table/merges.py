@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from kvjax._formats.source import Source, Type
 from kvjax._spec.spec import TableSpec
 from kvjax._table.loads import Loading
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail, warn
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import among, overlaid_counts
 from kvjax._values.snapshot import Snapshot, concat
@@ -52,12 +51,11 @@ def _warn_of_ages(spec: TableSpec, op: str, rows: int, steps: int) -> None:
     """Says so if the rows that stay become older by some steps, and the table evicts old ones."""
     policy = spec.evict.policy if isinstance(spec.evict, Every) else spec.evict
     if rows and steps > 0 and policy is not None and policy.limits_age():
-        warnings.warn(
+        warn(
             f"kvjax: table {spec.name!r}, {op}: want rows of a table that has done no more steps beside evict="
             f"{spec.evict}, got some that are {steps} steps ahead; the {rows:,} rows that stay are older by these now, "
             "and may be evicted by the next step. Rows from another table can be given the steps of this one first: "
-            "docs/restarts.md, Rows under other keys",
-            stacklevel=level_of_user(),
+            "docs/restarts.md, Rows under other keys"
         )
 
 

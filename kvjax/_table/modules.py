@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import warnings
 import weakref
 from collections.abc import Set
 from typing import Any, NamedTuple
@@ -21,7 +19,7 @@ from kvjax._table import lifetime
 from kvjax._table.handle import live_version, version_leaf
 from kvjax._table.registry import Arguments, asked, check_same
 from kvjax._table.table import Table, live
-from kvjax._values.errors import BETWEEN, fail, level_of_user
+from kvjax._values.errors import fail, warn
 from kvjax._values.tracing import computed_now, is_rematerialized, is_traced
 from kvjax.ffi import host
 
@@ -115,10 +113,9 @@ def warn_of_others(table: Table, given: Arguments, said: Set[str], op: str) -> N
     known = table.spec
     spec = _as_said(asked(known.name, given, known), said, known)
     if spec != known:
-        warnings.warn(
+        warn(
             f"kvjax: table {known.name!r}, {op}: want the options that the table was made with, got "
-            f"{spec.differences(known)}; it stays as it is: docs/restarts.md has how to change a table that has rows",
-            stacklevel=level_of_user(),
+            f"{spec.differences(known)}; it stays as it is: docs/restarts.md has how to change a table that has rows"
         )
 
 
@@ -137,7 +134,7 @@ def _of_its_own_seed(table: Table, op: str, notice: bool) -> Table:
         "key, and under jit a live table is not made anew; give the layer a seed, or call init outside of them"
     )
     if is_rematerialized():  # it compiles nothing
-        _warn(text)
+        warn(text, each_time=True)
         return table
     return table.at(if_compiled(table.version, text))
 
@@ -172,10 +169,11 @@ def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, maker: Maker) -> 
     same_model = maker.model is not None and before.model() is maker.model
     if not written and before.traced and before.drawn and drawn and _same_but_for_seed(spec, known):
         if spec != known and not same_model:  # the table may be that of a layer of this model, under nn.jit
-            _warn(
+            warn(
                 f"kvjax: table {spec.name!r}, init: want an init outside of jit, where its key seeds the table, got a "
                 "table that a compiled init has made, as that of a layer under nn.jit; its rows begin by seed "
-                f"{known.seed}, whatever the key; give the layers a seed, or drop_table({spec.name!r}) first"
+                f"{known.seed}, whatever the key; give the layers a seed, or drop_table({spec.name!r}) first",
+                each_time=True,
             )
         spec = known
     if not written and spec == known:
@@ -188,16 +186,18 @@ def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, maker: Maker) -> 
             "give the same options, or tables of other names",
         )  # fmt: skip
     if written and len(table):
-        _warn(
+        warn(
             f"kvjax: table {spec.name!r}, init: made anew, without the {len(table):,} rows that training had given it; "
             "its handles from before are stale. To go on with its rows, give the layer reuse=True or the Table; for "
-            "shapes alone, jax.eval_shape(net.init, ...) touches no table"
+            "shapes alone, jax.eval_shape(net.init, ...) touches no table",
+            each_time=True,
         )
     elif not written and (before.layer() is not None or before.traced):
-        _warn(
+        warn(
             f"kvjax: table {spec.name!r}, init: made anew for a layer that differs ({spec.differences(known)}); that "
             "of before has a stale handle. Layers that share a table are one module, or have the same options and "
-            "rngs, or are given the Table. Where a model takes the place of another, nothing is to be done"
+            "rngs, or are given the Table. Where a model takes the place of another, nothing is to be done",
+            each_time=True,
         )
     lifetime.drop(spec.name)
     return _make(spec, drawn, maker)
@@ -205,14 +205,6 @@ def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, maker: Maker) -> 
 
 def _same_but_for_seed(spec: TableSpec, known: TableSpec) -> bool:
     return dataclasses.replace(spec, seed=known.seed) == known
-
-
-def _warn(text: str) -> None:
-    """Warns at the user's line, and each time: other rows are gone each time."""
-    frame: Any = inspect.currentframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in BETWEEN:
-        frame = frame.f_back
-    warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno)
 
 
 def _seed(name: str, rng: Any) -> int:

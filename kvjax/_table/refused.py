@@ -6,11 +6,9 @@ flattening of its handles. So that is where it is seen.
 
 from __future__ import annotations
 
-import warnings
-
 from kvjax import ffi
 from kvjax._process import PROCESS
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import warn
 
 
 def watch() -> None:
@@ -25,8 +23,7 @@ def warn_of_refused() -> None:
     for number, text, others in ffi.left_failures():
         if others and number not in PROCESS.said:
             PROCESS.said.add(number)
-            warnings.warn(
+            warn(
                 f"{text} (a step was refused, and so are all after it, which change nothing until "
-                "kvjax.commit(state) has raised this)",
-                stacklevel=level_of_user(),
+                "kvjax.commit(state) has raised this)"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._training.update import update_of
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import warn
 from kvjax._values.snapshot import Snapshot
 
 _ROWS = 1 << 16  # at once
@@ -53,7 +52,7 @@ def switched(table: str, rowwise: Rowwise, before: Snapshot) -> Snapshot | None:
     if fresh or dropped:
         said = (f"{what} {', '.join(names) or 'none'}" for what, names in
                 (("kept", kept), ("fresh", fresh), ("dropped", dropped)))  # fmt: skip
-        warnings.warn(f"kvjax: table {table!r}, switch_optimizer: slots {'; '.join(said)}", stacklevel=level_of_user())
+        warn(f"kvjax: table {table!r}, switch_optimizer: slots {'; '.join(said)}")
     if not kept:
         return None
     slots = {name: before.rows.slots[name] for name in kept}

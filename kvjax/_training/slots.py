@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -25,7 +24,7 @@ from kvjax._formats.source import row_bytes
 from kvjax._training.coupling import coupling_of
 from kvjax._training.refusals import check_state, loss_of_all_rows, no_state, other_state, same_noise
 from kvjax._values.columns import ColumnsError
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import warn
 from kvjax._values.key_width import x64_enabled
 from kvjax._values.slot_layout import clean_name, layout_text, type_text
 
@@ -208,12 +207,11 @@ def _of_one_row(one: tuple[int, ...], two: tuple[int, ...]) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=256)
 def warn_once(tx: Any, where: tuple[str, ...]) -> None:
     """Says that a transform changes its meaning row by row, of each once."""
-    warnings.warn(
+    warn(
         f"kvjax: rows depend on each other in dense training by {', '.join(where)}; tables run it on each row by "
         "itself, so a norm is that of a row. kvjax.optax.check_compatibility(tx, dim) tells by how much that differs; "
         "kvjax.optax.joint(tx) before partition runs what keeps no arrays and reads no parameters on whole gradients; "
-        "warnings.filterwarnings('ignore', 'kvjax: rows depend') if it is meant",
-        stacklevel=level_of_user(),
+        "warnings.filterwarnings('ignore', 'kvjax: rows depend') if it is meant"
     )
 
 

@@ -5,12 +5,11 @@ Those that steps have left out are behind until they catch up.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import warn
 from kvjax._values.exported import SLOT
 
 LAST_STEP, _TYPE = "last_step", "int32[]"  # of `kvjax._training.catch_up.CatchUpRows`
@@ -35,10 +34,9 @@ def decays(slot_types: Mapping[str, str]) -> bool:
 
 def warn_behind(name: str, op: str, rows: str = "may be behind", mend: str = _MEND) -> None:
     """Says that a call reads rows as they are stored."""
-    warnings.warn(
+    warn(
         f"kvjax: table {name!r}, {op}: it reads rows as they are stored, and those that steps have left out {rows}; "
-        f"{mend}. Rows and a state that are saved and restored together go on as they are",
-        stacklevel=level_of_user(),
+        f"{mend}. Rows and a state that are saved and restored together go on as they are"
     )
 
 

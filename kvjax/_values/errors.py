@@ -1,11 +1,12 @@
-"""Errors: the one form that those of Python and of the C++ side have."""
+"""Errors, in the one form that those of Python and of the C++ side have; and warnings, at the user's line."""
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
-BETWEEN = ("kvjax", "jax", "flax", "optax", "contextlib", "functools")
+_BETWEEN = ("kvjax", "jax", "flax", "optax", "contextlib", "functools")
 """Packages whose frames stand between the user's line and a warning."""
 
 
@@ -36,10 +37,17 @@ def meant(name: object, names: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? " if close else ""
 
 
-def level_of_user() -> int:
-    """The ``stacklevel`` of a warning of the caller's that shall point at the user's line: the first that is not of
-    kvjax, nor of what calls it for the user."""
-    level, frame = 0, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
+def warn(text: str, each_time: bool = False) -> None:
+    """Warns at the user's line: the first that is not of kvjax, nor of what calls it for the user.
+
+    Args:
+      text: of the warning.
+      each_time: also where the line has been warned so before, which Python says once.
+    """
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
-    return level
+    if each_time and frame is not None:
+        warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno)
+    else:
+        warnings.warn(text, stacklevel=level)

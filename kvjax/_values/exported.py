@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source, native
 from kvjax._values.arrays import check_all_there, check_no_mask
 from kvjax._values.dtypes import is_float
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail, warn
 from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.numbers import is_integer
 
@@ -234,7 +233,7 @@ class Exported:
         source, _ = self._source(prefix, None, slots)
         left = deeprec.write(prefix, name, source, {slot: SLOT + slot for slot in self.slots if slots}, partitions)
         if left:
-            warnings.warn(f"kvjax: {os.fspath(prefix)}: left out {'; '.join(left)}", stacklevel=level_of_user())
+            warn(f"kvjax: {os.fspath(prefix)}: left out {'; '.join(left)}")
 
     def _source(
         self, path: str | os.PathLike[str], dtype: Quantised | None, slots: bool

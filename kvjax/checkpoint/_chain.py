@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath, anywhere
-from kvjax._values.errors import level_of_user, meant
+from kvjax._values.errors import meant, warn
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._copies import Copies
 from kvjax.checkpoint._files import Files, Stamp, modified, stamp_of
@@ -243,11 +242,10 @@ def places_of(path: AnyPath, known: Places) -> Places:
         found = [link.catalog.directory for name in chain.names for link in chain.links(name)[:-1]]
         return {place: stamp_of(place / META) for place in (*there, *found)} | {here: stamp}
     except CheckpointError as error:
-        warnings.warn(
+        warn(
             f"{str(error).replace(UNDER_WAY, '')}. Without that, no delta that builds on it restores, whether "
             "it was saved before this one or comes after: save the tables whole now, with the cursor, and often enough "
-            "that what deltas build on is kept (a manager with max_to_keep= deletes old steps)",
-            stacklevel=level_of_user(),
+            "that what deltas build on is kept (a manager with max_to_keep= deletes old steps)"
         )
     return known | {here: None}
 

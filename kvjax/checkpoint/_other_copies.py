@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,7 +11,7 @@ from kvjax._table.contents import num_rows
 from kvjax._table.frozen import freeze_rows
 from kvjax._table.newest import of_newest
 from kvjax._table.table import Table
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import warn
 from kvjax.checkpoint._write import shared_placement
 from kvjax.ffi import host, is_device
 
@@ -35,12 +34,11 @@ def warn_of_other_copies(tables: Mapping[str, Table]) -> None:
             continue
         there = others[other - 1][name]
         keys = "" if there[:2] != first[name][:2] else " of other keys"
-        warnings.warn(
+        warn(
             f"kvjax: table {name!r}, save: want the same rows in all processes of a table that is not sharded over "
             f"them, of which process 0 saves its own, got {_said(first[name])} in process 0 and {_said(there)}{keys} "
             f"in process {other}, which are not saved; make it with mesh= over all processes, or, if each is to have "
-            "rows of its own, write what Table.export gives in each",
-            stacklevel=level_of_user(),
+            "rows of its own, write what Table.export gives in each"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,7 @@ from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
 from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
 from kvjax._values.dtypes import row_dtype
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail, warn
 from kvjax._values.snapshot import ADMISSION_COLUMNS
 from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._chain_rows import ChainRows
@@ -254,11 +253,10 @@ class Restore:
         if there is None:
             self.made = table.spec, version_on_host(table, "restore")
             if self.placement is None and meta["num_shards"] > 1 and jax.process_count() > 1:
-                warnings.warn(
+                warn(
                     f"kvjax: table {self.target!r}, restore: want devices for a table that was saved in "
                     f"{meta['num_shards']} shards, got none, so each of {jax.process_count()} processes has all rows "
-                    "and trains them for itself; give restore mesh=, or make the table first",
-                    stacklevel=level_of_user(),
+                    "and trains them for itself; give restore mesh=, or make the table first"
                 )
         return table
 

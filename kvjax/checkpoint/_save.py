@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -13,7 +12,7 @@ from kvjax._formats.atomic import NewFolder, NewInStore, new_folder
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._sharded.processes import each_together, everyone, together
 from kvjax._table.table import Table, check_table, is_table
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail, warn
 from kvjax._values.names import is_name
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._built_on import built_on, listed
@@ -131,11 +130,10 @@ def save(
     if digest is not None:
         finished(new.path, digest, new.target)  # which may warn, and the checkpoint is there all the same
     if lost:
-        warnings.warn(
+        warn(
             f"kvjax: save: want to replace a checkpoint that no other builds on, got {new.target}: {listed(lost)} "
             "on what this save has replaced, without which no delta restores; save to another path, and delete what is "
-            "of no use now (a release that has followed a delta has its rows)",
-            stacklevel=level_of_user(),
+            "of no use now (a release that has followed a delta has its rows)"
         )
 
 
@@ -165,10 +163,9 @@ def copied(
     given, rule = together(place, None, "save", at_first, {"cursor": cursor, "since": since})
     together(place, None, "save", lambda: None, {"prune": rule})
     if not given:
-        warnings.warn(
+        warn(
             "kvjax: save: want tables, got none, so the checkpoint is empty; give kvjax.orbax.split(state)[1] of a "
-            "state that has tables",
-            stacklevel=level_of_user(),
+            "state that has tables"
         )
     warn_of_other_copies(given)
     at = None if since is None else cursor_at(since, given)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from typing import Any
 
 import jax
 import numpy as np
 
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail, warn
 
 _Path = tuple[str, ...]
 
@@ -54,10 +53,9 @@ def fitted(like: Any, restored: Any, new: Collection[str], gone: Collection[str]
             )  # fmt: skip
     lost = found.keys() - dict(wanted).keys()
     if own or lost or new or gone:
-        warnings.warn(
+        warn(
             "kvjax: combine: the restored state is not that of the model as it is now. From like= come "
-            f"{_listed(own, new)}; not used of what was restored: {_listed(lost, gone)}",
-            stacklevel=level_of_user(),
+            f"{_listed(own, new)}; not used of what was restored: {_listed(lost, gone)}"
         )
     return jax.tree.unflatten(jax.tree.structure(like), [own.get(path, found.get(path)) for path, _ in wanted])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from jax.core import Tracer
 from kvjax._keys.steps import MOST_COUNTED
 from kvjax._table.table import Table
 from kvjax._training.partitions import partitions
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import warn
 
 
 def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
@@ -33,12 +32,11 @@ def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
             continue
         name = min(others)
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
-        warnings.warn(
+        warn(
             f"kvjax: table {name!r}{more}, combine: want a state and tables of one step, got optimizer state after "
             f"step {count} and rows after step {others[name]}; give what TableRestore has restored beside the state, "
             "or what split gave with it. If the optimizer's state was begun anew while the rows were kept, this is as "
-            "it should be",
-            stacklevel=level_of_user(),
+            "it should be"
         )
 
 

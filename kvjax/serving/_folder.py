@@ -18,7 +18,6 @@ import secrets
 import shutil
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import ClassVar, cast
 from urllib.parse import quote
 
 from kvjax._formats.atomic import flush, saying, unlock, written
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import warn
 from kvjax.serving._format import FrozenError, contents
 from kvjax.serving._info import FILES, SUFFIX
 from kvjax.serving._release import PausedError
@@ -169,10 +168,9 @@ class Folder:
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 time.sleep(0.05)
-        warnings.warn(
+        warn(
             f"kvjax: releases {str(self.path)!r}, {op}: want a folder that no other writer has, got one that another "
-            f"has had for {_PATIENCE} s, so this waits for its end; see which process that is",
-            stacklevel=level_of_user(),
+            f"has had for {_PATIENCE} s, so this waits for its end; see which process that is"
         )
         fcntl.flock(lock, fcntl.LOCK_EX)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvjax._values.behind import can_be_behind, warn_of_left
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import warn
 from kvjax._values.exported import ROW_COLUMNS, Exported
 from kvjax._values.integers import as_int64
 from kvjax._values.prune import PruneLike, rule_for
@@ -145,11 +144,10 @@ def _warn_of_older(chain: Chain, names: Collection[str], before: Release, files:
     steps = {name: (before[name].step, chain.catalog.open(name)[0]["last_step"]) for name in names if name in before}
     older = [f"{name!r} from step {was} to {is_now}" for name, (was, is_now) in steps.items() if is_now < was]
     if older and files:
-        warnings.warn(
+        warn(
             f"kvjax: releases {str(before.path.parent)!r}, follow: want files of the step of the tables, got tables "
             f"that go back ({', '.join(older)}) beside the files {sorted(files)} of release {before.number}; give the "
-            "files of that step as files=, or go back to a release as a whole, with Releases.rollback",
-            stacklevel=level_of_user(),
+            "files of that step as files=, or go back to a release as a whole, with Releases.rollback"
         )
 
 

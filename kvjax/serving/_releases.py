@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
 from kvjax._formats.quantise import check_quantised
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail, warn
 from kvjax._values.missing import Missing
 from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import RowsLike
@@ -405,7 +404,7 @@ class Releases:
                 with contextlib.suppress(_OvertakenError):
                     return unreplaced(checkpoint, base, "follow", follow)
         except PausedError as error:  # no error of a trainer's: a later call takes what this one leaves
-            warnings.warn(str(error), stacklevel=level_of_user())
+            warn(str(error))
             return self.refresh()
 
     def _follow(
