@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from kvjax._training.closed_form import ClosedForm
-from kvjax._training.recognize import NoClosedForm, closed_form_of, refused
+from kvjax._training.recognize import NoClosedForm, closed_form_of
 from kvjax._training.replay import replaying
 from kvjax._training.rowwise import CatchUp, Rowwise, check_transform, stepping
 from kvjax._training.signature import signature
@@ -19,6 +19,7 @@ from kvjax._training.slots import join_leaves, split_leaves
 from kvjax._training.update import takes_facts, update_of
 from kvjax._values.arrays import PyTree
 from kvjax._values.columns import ColumnsError
+from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 from kvjax._values.tracing import computed_now
 
@@ -93,16 +94,15 @@ def catching_up_of(tx: Any, name: str, replay: int, shrink: Callable[[Any, Any],
         raise ValueError(
             f"kvjax: {name}: want replay= in 0..{_MOST}, got {replay!r}; {_ENOUGH} will do where beta1 is 0.9"
         )
-    if isinstance(tx, Rowwise):
-        raise refused(name, "an optax transform", f"{type(tx).__name__}, which is one of rows", "give the transform")
     if _is_of_parts(tx):
-        raise refused(
-            name, "a transform of whole rows", "one that has kvjax.optax.segments in it",
+        raise fail(
+            ValueError, None, name, "a transform of whole rows", "one that has kvjax.optax.segments in it",
             "keep the parts in tables of their own; or give them transforms that leave rows where they are without a "
             "gradient (optax.sgd, optax.adagrad), or kvjax.optax.gap_adam, and no catch_up",
         )  # fmt: skip
     if takes_facts(Rowwise(tx, "global"), 1, {}):
-        raise refused(name, "a transform of gradients, rows and slots", "one that takes row_facts", _LAZY)
+        want = "a transform of gradients, rows and slots"
+        raise fail(ValueError, None, name, want, "one that takes row_facts", _LAZY)
     if replay:
         return replaying(tx, name, int(replay), shrink)
     try:
@@ -145,9 +145,9 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None) ->
     """
     form = closed_form_of(tx, name)
     if shrink is not None and (form.movers or form.decays):
-        raise refused(
-            name, "a transform that leaves rows where they are while they have no gradient",
-            "one that moves them or lets them decay", 
+        raise fail(
+            ValueError, None, name, "a transform that leaves rows where they are while they have no gradient",
+            "one that moves them or lets them decay",
             "optax.sgd, optax.adagrad and optax.rmsprop without momentum do; replay=200 takes others step by step",
         )  # fmt: skip
     with computed_now():

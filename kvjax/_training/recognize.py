@@ -15,6 +15,7 @@ import optax
 
 from kvjax._training.closed_form import LARGE, LONGEST, ClosedForm
 from kvjax._training.rowwise import Rowwise
+from kvjax._values.errors import fail
 from kvjax._values.tracing import computed_now
 
 _WIDTH = 3  # of the rows that are tried
@@ -29,12 +30,8 @@ class NoClosedForm(ValueError):
     """Of a transform whose missed steps may be replayed: its text says what is wrong, and begins the mend."""
 
 
-def refused(op: str, want: str, got: str, mend: str) -> ValueError:
-    return ValueError(f"kvjax: {op}: want {want}, got {got}; {mend}")
-
-
-def no_closed_form(op: str, want: str, got: str, mend: str = "") -> NoClosedForm:
-    return NoClosedForm(f"kvjax: {op}: want {want}, got {got}; {mend}")
+def _no_form(op: str, want: str, got: str, mend: str = "") -> Exception:
+    return fail(NoClosedForm, None, op, want, got, mend)
 
 
 def closed_form_of(made: Any, op: str) -> ClosedForm:
@@ -47,18 +44,16 @@ def closed_form_of(made: Any, op: str) -> ClosedForm:
     tx = optax.with_extra_args_support(made)
     if any(shape != (1, _WIDTH) for shape in layout.shapes):
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
-        raise no_closed_form(
+        raise _no_form(
             op, "a transform that keeps for each element what belongs to it", f"slots {shapes} of a row (1, 3)"
         )
     # In float64 the numbers that users have written come out as they are.
     with computed_now(), jax.enable_x64(True):
         counts = layout.globals_of(tx.init(jnp.zeros((1, _WIDTH))))
         if not all(jnp.issubdtype(jnp.result_type(x), jnp.integer) for x in counts):
-            raise no_closed_form(
-                op,
-                "rates that follow from the step", "hyperparameters in the state, which may change at any time",
-                "give schedules to the transform itself, optax.adam(schedule); or ",
-            )  # fmt: skip
+            got = "hyperparameters in the state, which may change at any time"
+            mend = "give schedules to the transform itself, optax.adam(schedule); or "
+            raise _no_form(op, "rates that follow from the step", got, mend)
         bare = ClosedForm(tx, layout.treedef, layout.is_slot, tuple(int(x) for x in counts))
         return _Trial(bare, layout.names, op).form()
 
@@ -77,9 +72,7 @@ class _Trial:
         self.update, self.after, counted = self.step(self.counts, self.given, self.value)
         self.still = self.step(self.counts, self.given, np.zeros_like(self.value))[0]
         if any((x != first + self.counts + 1).any() for x, first in zip(counted, bare.first, strict=True)):
-            raise no_closed_form(
-                self.op, "rates that follow from the step", "numbers in the state that do not count steps"
-            )
+            raise _no_form(self.op, "rates that follow from the step", "numbers in the state that do not count steps")
 
     def step(self, counts: Any, slots: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Any]]:
         """Updates ``(n, dim)``, slots ``(n, slots, dim)`` and counts, each ``(n,)``, of the steps after `counts`."""
@@ -98,8 +91,8 @@ class _Trial:
         part = moved[:, :1] / self.value[:, :1]
         if _near(moved, part * self.value):
             if not np.all(part > -1):
-                raise refused(
-                    self.op, "weights that decay by less than all of them in a step",
+                raise fail(
+                    ValueError, None, self.op, "weights that decay by less than all of them in a step",
                     f"one that multiplies a row by {float(1 + part.min()):g}",
                     "choose a smaller rate or weight_decay",
                 )  # fmt: skip
@@ -107,16 +100,13 @@ class _Trial:
             for form in (self._by_sum(bare), *(self._over_root(bare, *pair) for pair in self._pairs())):
                 if form is not None:
                     return _fading(form, self.op)
-        raise no_closed_form(
-            self.op,
-            _WANT,
-            "one that moves rows otherwise than by its slots, or by one of them over the root of another",
-        )
+        got = "one that moves rows otherwise than by its slots, or by one of them over the root of another"
+        raise _no_form(self.op, _WANT, got)
 
     def _factor(self, i: int, name: str) -> float:
         each = self.after[:, i] / self.given[:, i]
         if not (np.ptp(each) <= 1e-9 and each.min() >= 0 and each.max() <= 1 + 1e-9):
-            raise no_closed_form(self.op, _WANT, f"slot {name!r}, which changes by more than a factor")
+            raise _no_form(self.op, _WANT, f"slot {name!r}, which changes by more than a factor")
         return min(1.0, float(each.flat[0]))
 
     def _pairs(self) -> Any:
@@ -169,20 +159,16 @@ def _fading(form: ClosedForm, op: str) -> ClosedForm:
     """The form, if what moves a row fades soon enough."""
     fade = max([1e-30, *form.rates.values()])
     if fade < 1 and form.shrinks > -_SLOWER * math.log(fade):
-        raise refused(
-            op,
-            "weights that decay more slowly than moments fade",
-            f"one that multiplies rows by {math.exp(-form.shrinks):.3g} in a step, and what moves them by {fade:.3g}",
-            "choose a smaller rate or weight_decay",
-        )
+        got = f"one that multiplies rows by {math.exp(-form.shrinks):.3g} in a step, and what moves them by {fade:.3g}"
+        mend = "choose a smaller rate or weight_decay"
+        raise fail(ValueError, None, op, "weights that decay more slowly than moments fade", got, mend)
     if form.horizon > LONGEST:
         beta = ""
         if form.root is not None:
             of = form.factors
             beta = f" (beta1 {of[form.movers[0]]:g} over the root of beta2 {of[form.root]:g})"
-        raise refused(
-            op,
-            "moments that fade", f"one whose steps without a gradient hardly grow smaller{beta}",
+        raise fail(
+            ValueError, None, op, "moments that fade", f"one whose steps without a gradient hardly grow smaller{beta}",
             "choose a smaller beta1 or momentum, or leave it out",
         )  # fmt: skip
     if form.root is None:

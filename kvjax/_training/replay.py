@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kvjax._training.recognize import refused
 from kvjax._training.rowwise import CatchUp, Rowwise, stepping
 from kvjax._training.signature import signature
 from kvjax._training.slots import SlotLayout, join_leaves, split_leaves
+from kvjax._values.errors import fail
 from kvjax._values.tracing import computed_now
 
 _BEGUN, _BEYOND = 6, 300  # steps with a gradient, and steps more than are replayed, in which a transform is tried
@@ -248,11 +248,11 @@ def _check(replay: _Replay, init: Callable[[Any], ReplayState], name: str) -> np
         value, got, want = (np.asarray(x) for x in jax.jit(run)(jnp.asarray(rng.normal(size=(1, 3))), grads))
     way, off = np.abs(want - value).max(), np.abs(got - want).max()
     if not off <= _NEAR * way + 1e-12:
-        raise refused(
-            name,
+        raise fail(
+            ValueError, None, name,
             f"steps without a gradient that have hardly anything to move after {replay.number} of them",
             f"a row that is {off / max(way, 1e-30):.1e} of its way off when it misses {replay.number + _BEYOND}",
             "choose a larger replay= if its moments fade later; one whose steps keep their size (lion, signum, lamb) "
             "is for lazy training",
-        )
+        )  # fmt: skip
     return signature([want - value])
