@@ -35,12 +35,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# A storage says of itself which of `kvjax.backends` holds its tables, and on whose platform their programs run; and how
-# many bytes of rows and slots a training write takes at once, None for all.
-
-# Rows and slots of one chunk of a training write together: little enough to stay in the caches between reading the
-# rows, computing and writing them back, and enough for threads to share. benchmarks/NOTES.md has the figures.
-_CHUNK_BYTES = 1 << 20
+# A storage says of itself which of `kvjax.backends` holds its tables, and on whose platform their programs run.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +58,6 @@ class Host:
     """
 
     backend: ClassVar[str] = HOST
-    chunk_bytes: ClassVar[int | None] = _CHUNK_BYTES
     huge_pages: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
@@ -106,7 +100,6 @@ class Mmap:
     """
 
     backend: ClassVar[str] = HOST
-    chunk_bytes: ClassVar[int | None] = _CHUNK_BYTES
     path: str | os.PathLike[str]
 
     def __post_init__(self) -> None:
@@ -273,7 +266,6 @@ class External:
     """
 
     backend: ClassVar[str] = HOST
-    chunk_bytes: ClassVar[int | None] = _CHUNK_BYTES
     engine: Engine
 
     def __post_init__(self) -> None:
@@ -351,7 +343,6 @@ class Device:
     """
 
     backend: ClassVar[str] = DEVICE
-    chunk_bytes: ClassVar[int | None] = None
 
     @property
     def text(self) -> str:
@@ -386,7 +377,6 @@ class Hybrid:
     """
 
     backend: ClassVar[str] = DEVICE
-    chunk_bytes: ClassVar[int | None] = None
     device_bytes: int
 
     def __post_init__(self) -> None:

@@ -33,6 +33,10 @@ from kvjax.ffi import is_device
 
 _GROUP = 64  # rows
 
+_CHUNK_BYTES = 1 << 20
+"""Of rows and slots of one chunk on the host together: little enough to stay in the caches between reading the rows,
+computing and writing them back, and enough for threads to share. benchmarks/NOTES.md has the figures."""
+
 Phase = Literal["whole", "planned", "plan", "keep"]
 """How far a call takes a step: to its end, which another may have planned; or it holds it once it is planned, and fails
 where it is refused; or keeps to itself what it is refused for, and gives the number of that as a status."""
@@ -188,9 +192,9 @@ class InChunks:
         self, spec: TableSpec, begun: training.ChunkedStep, n: int, update: Update, holds: bool
     ) -> tuple[jax.Array, Any]:
         """The rows of a step, chunk by chunk; n of them are to be expected."""
-        layout, limit, groups = self.layout, spec.storage.chunk_bytes, _groups(n)
-        if limit is not None:
-            groups = min(groups, limit // (4 * spec.dim + layout.row_bytes) // _GROUP)
+        layout, groups = self.layout, _groups(n)
+        if not is_device(spec.storage.backend):
+            groups = min(groups, _CHUNK_BYTES // (4 * spec.dim + layout.row_bytes) // _GROUP)
         chunk = _GROUP * max(1, groups)
 
         def body(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:

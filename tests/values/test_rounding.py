@@ -144,7 +144,8 @@ def test_the_same_whatever_the_batches_and_chunks(make, monkeypatch, tmp_path, x
         for half in (slice(0, 100), slice(100, 300)):
             halves, _ = halves.apply(SGD, kvjax.SparseRows(keys[half], grads[half]), step=step)
     np.testing.assert_array_equal(export(halves), want)
-    monkeypatch.setattr(kvjax.storage, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr("kvjax._training.apply.lowered", lambda *_: None)  # a program has no chunks
+    monkeypatch.setattr("kvjax._training.ways._CHUNK_BYTES", 1)
     jitted = jax.jit(lambda t: train(t, [(keys, grads)] * 3))
     np.testing.assert_array_equal(export(jitted(make(3, **options))), want)
     assert (export(train(make(3, **options | {"seed": 6}), [(keys, grads)] * 3)) != want).any()
