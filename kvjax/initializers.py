@@ -23,6 +23,7 @@ Example:
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -34,6 +35,7 @@ from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail
 from kvjax._values.function_initializer import Generated
 from kvjax._values.generators import Initializer, Segments, check_held
+from kvjax._values.numbers import is_integer
 
 __all__ = [
     "Generated", "Initializer", "Pool", "Segments", "constant", "from_pool", "normal", "ones", "segments",
@@ -396,17 +398,11 @@ def resolve(initializer: Any, dim: int, dtype: str = "float32") -> ResolvedIniti
       TypeError: it is none of what the head of this file names.
       ValueError: its numbers are not finite in that dtype, or its rows have another width.
     """
-    if not isinstance(initializer, _OURS):
-        initializer = _of_jax(initializer)
-    if initializer is zeros:
-        initializer = 0.0
-    if initializer is ones:
-        initializer = 1.0
+    initializer = _of_jax(initializer)
     if isinstance(initializer, (VarianceScaling, SegmentsOfAnyDim)):
         initializer = initializer.of_dim(dim)
-    if isinstance(initializer, (int, float, np.integer, np.floating)) and not isinstance(initializer, bool):
-        initializer = constant(float(initializer))
-    if isinstance(initializer, np.ndarray) and initializer.ndim == 0 and initializer.dtype != bool:
+    single = isinstance(initializer, np.ndarray) and initializer.ndim == 0 and initializer.dtype != bool
+    if single or isinstance(initializer, np.floating | float) or is_integer(initializer):
         initializer = constant(float(initializer))
     if isinstance(initializer, (np.ndarray, list, tuple)):
         initializer = _pool(initializer)
@@ -436,17 +432,14 @@ def resolve(initializer: Any, dim: int, dtype: str = "float32") -> ResolvedIniti
     )
 
 
-_OURS = (
-    Initializer, Segments, SegmentsOfAnyDim, Pool, Generated, VarianceScaling,
-    int, float, np.integer, np.floating, np.ndarray, list, tuple,
-)  # fmt: skip
-
-
 def _of_jax(initializer: Any) -> Any:
-    """What is one of JAX's constants or arrays by what this file has for it; anything else as it is."""
-    import jax
+    """An array of JAX's as one of NumPy's, and a function of zeros or ones, JAX's or ours, as the number; anything else
+    as it is."""
+    numbers: list[tuple[Any, float]] = [(zeros, 0.0), (ones, 1.0)]
+    if sys.modules.get("jax") is not None:  # else nobody has any of its own
+        import jax
 
-    if isinstance(initializer, jax.Array):
-        return np.asarray(initializer)
-    constants = (jax.nn.initializers.zeros, zeros), (jax.nn.initializers.ones, ones)
-    return next((ours for theirs, ours in constants if initializer is theirs), initializer)
+        if isinstance(initializer, jax.Array):
+            return np.asarray(initializer)
+        numbers += [(jax.nn.initializers.zeros, 0.0), (jax.nn.initializers.ones, 1.0)]
+    return next((number for function, number in numbers if initializer is function), initializer)
