@@ -22,11 +22,10 @@ Example:
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Literal
 
 from kvjax._values.errors import check_choice
-from kvjax._values.numbers import is_integer, is_real
+from kvjax._values.numbers import integer_in, is_integer, is_real
 from kvjax.ffi import host
 
 __all__ = ["MinCount", "Probability", "Sketch"]
@@ -36,12 +35,17 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-_check = functools.partial(check_choice, "admit")
+def _check_steps(admission: Admission, *names: str) -> None:
+    for name in names:
+        value = getattr(admission, name)
+        good = value is None or integer_in(1, 2**63 - 1)(value)
+        check_choice(admission, good, f"an integer {name} >= 1 and below 2**63, or None", value)
 
 
-def _check_unadmitted(name: str, value: Any) -> None:
-    key = is_integer(value) and -(2**63) <= value < 2**64
-    _check(key or value in ("init", "zeros"), name, "unadmitted 'init', 'zeros' or a 64-bit key", value)
+def _check_unadmitted(admission: Admission) -> None:
+    value = admission.unadmitted
+    key = integer_in(-(2**63), 2**64 - 1)(value)
+    check_choice(admission, key or value in ("init", "zeros"), "unadmitted 'init', 'zeros' or a 64-bit key", value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,16 +88,13 @@ class MinCount:
     max_waiting: int | None = None
 
     def __post_init__(self) -> None:
-        _check(is_integer(self.count) and self.count >= 1, "MinCount", "an integer count >= 1", self.count)
-        _check_unadmitted("MinCount", self.unadmitted)
-        for name in ("max_age", "max_waiting"):
-            value = getattr(self, name)
-            good = value is None or (is_integer(value) and 1 <= value < 2**63)
-            _check(good, "MinCount", f"an integer {name} >= 1 and below 2**63, or None", value)
+        check_choice(self, is_integer(self.count) and self.count >= 1, "an integer count >= 1", self.count)
+        _check_unadmitted(self)
+        _check_steps(self, "max_age", "max_waiting")
 
     def own_options(self) -> dict[str, Any]:
         # Checked where a table is made: checkpoints of larger ones can be read. The rest of a word are marks.
-        _check(self.count < 2**30 - 2, "MinCount", "a count below 2**30 - 2", self.count)
+        check_choice(self, self.count < 2**30 - 2, "a count below 2**30 - 2", self.count)
         forgets = {"max_age": int(self.max_age or 0), "max_waiting": int(self.max_waiting or 0)}
         return {"kind": "min_count", "threshold": int(self.count)} | forgets
 
@@ -133,12 +134,10 @@ class Sketch:
     unadmitted: Literal["init", "zeros"] | int = "init"
 
     def __post_init__(self) -> None:
-        _check(is_integer(self.count) and 1 <= self.count < 2**16, "Sketch", "an integer count in 1..65535", self.count)
-        _check(is_integer(self.size) and 2**21 <= self.size <= 2**35, "Sketch", "size in 2**21..2**35 bytes", self.size)
-        every = self.halve_every
-        good = every is None or (is_integer(every) and 1 <= every < 2**63)
-        _check(good, "Sketch", "an integer halve_every >= 1 and below 2**63, or None", every)
-        _check_unadmitted("Sketch", self.unadmitted)
+        check_choice(self, integer_in(1, 2**16 - 1)(self.count), "an integer count in 1..65535", self.count)
+        check_choice(self, integer_in(2**21, 2**35)(self.size), "size in 2**21..2**35 bytes", self.size)
+        _check_steps(self, "halve_every")
+        _check_unadmitted(self)
 
     @property
     def cells(self) -> int:
@@ -175,8 +174,8 @@ class Probability:
 
     def __post_init__(self) -> None:
         p: Any = self.p
-        _check(is_real(p) and 0 <= p <= 1, "Probability", "0 <= p <= 1", p)
-        _check_unadmitted("Probability", self.unadmitted)
+        check_choice(self, is_real(p) and 0 <= p <= 1, "0 <= p <= 1", p)
+        _check_unadmitted(self)
 
     def own_options(self) -> dict[str, Any]:
         return {"kind": "probability", "probability": float(self.p)}

@@ -55,7 +55,7 @@ class max_norm:  # named as a function, for that is its use; a class, so that eq
 
     def __post_init__(self) -> None:
         fits = is_real(self.limit) and 0 < self.limit < float("inf")
-        check_choice("constraints", fits, "max_norm", "a finite limit above 0", self.limit)
+        check_choice(self, fits, "a finite limit above 0", self.limit)
 
     def __call__(self, row: jax.Array) -> jax.Array:
         import jax.numpy as jnp

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -153,9 +152,8 @@ class Every:
 
     def __post_init__(self) -> None:
         _policy(self.policy)
-        _check(
-            _is_count(self.steps) and self.steps >= 1, "every", "an integer of steps >= 1 and below 2**63", self.steps
-        )
+        good = integer_in(1, 2**63 - 1)(self.steps)
+        check_choice(self, good, "an integer of steps >= 1 and below 2**63", self.steps)
         object.__setattr__(self, "steps", int(self.steps))
 
     def __and__(self, other: Any = None) -> Policy:
@@ -205,7 +203,7 @@ class MaxAge(_Leaf):
     steps: int
 
     def __post_init__(self) -> None:
-        _check(_is_count(self.steps), "MaxAge", "an integer of steps >= 0 and below 2**63", self.steps)
+        check_choice(self, _is_count(self.steps), "an integer of steps >= 0 and below 2**63", self.steps)
 
     def formula(self) -> str:
         return f"max_age:{int(self.steps)}"
@@ -232,7 +230,7 @@ class MinFrequency(_Leaf):
     count: int
 
     def __post_init__(self) -> None:
-        _check(_is_count(self.count), "MinFrequency", "an integer count >= 0 and below 2**63", self.count)
+        check_choice(self, _is_count(self.count), "an integer count >= 0 and below 2**63", self.count)
 
     def formula(self) -> str:
         return f"min_frequency:{int(self.count)}"
@@ -259,7 +257,7 @@ class MinNorm(_Leaf):
     norm: float
 
     def __post_init__(self) -> None:
-        _check(is_real(self.norm) and self.norm >= 0, "MinNorm", "norm >= 0", self.norm)
+        check_choice(self, is_real(self.norm) and self.norm >= 0, "norm >= 0", self.norm)
 
     def formula(self) -> str:
         return f"min_norm:{float(self.norm)!r}"
@@ -291,7 +289,7 @@ class LeastRecent(_Leaf):
     n: int | None = None
 
     def __post_init__(self) -> None:
-        _check(self.n is None or _is_count(self.n), "LeastRecent", "an integer n >= 0 or None", self.n)
+        _check_number(self)
 
     def formula(self) -> str:
         return f"least_recent:{_rows(self.n)}"
@@ -320,9 +318,9 @@ class LeastFrequent(_Leaf):
     half_life: float | None = None
 
     def __post_init__(self) -> None:
-        _check(self.n is None or _is_count(self.n), "LeastFrequent", "an integer n >= 0 or None", self.n)
+        _check_number(self)
         half_life = self.half_life
-        _check(half_life is None or (is_real(half_life) and half_life > 0), "LeastFrequent", "half_life > 0", half_life)
+        check_choice(self, half_life is None or (is_real(half_life) and half_life > 0), "half_life > 0", half_life)
 
     def formula(self) -> str:
         return f"least_frequent:{_rows(self.n)}:{float(self.half_life or 0)!r}"
@@ -356,8 +354,8 @@ class MinScore(_Leaf):
     score: Score
 
     def __post_init__(self) -> None:
-        _check(is_real(self.bound), "MinScore", "a number", self.bound)
-        _check(callable(self.score), "MinScore", "a score function", self.score)
+        check_choice(self, is_real(self.bound), "a number", self.bound)
+        check_choice(self, callable(self.score), "a score function", self.score)
 
     def formula(self) -> str:
         return f"min_score:{float(self.bound)!r}:{_name(self.score)}"
@@ -387,8 +385,8 @@ class LowestScore(_Leaf):
     score: Score
 
     def __post_init__(self) -> None:
-        _check(self.n is None or _is_count(self.n), "LowestScore", "an integer n >= 0 or None", self.n)
-        _check(callable(self.score), "LowestScore", "a score function", self.score)
+        _check_number(self)
+        check_choice(self, callable(self.score), "a score function", self.score)
 
     def formula(self) -> str:
         return f"lowest_score:{_rows(self.n)}:{_name(self.score)}"
@@ -401,7 +399,7 @@ class _Both(Policy):
     right: Policy
 
     def __post_init__(self) -> None:
-        _check(self.op in ("and", "or"), "policy", "'and' or 'or' between policies", self.op)
+        check_choice(self, self.op in ("and", "or"), "'and' or 'or' between policies", self.op)
         _policy(self.left)
         _policy(self.right)
 
@@ -454,7 +452,11 @@ def _policy(x: Any) -> Policy:
     return x
 
 
-_check = functools.partial(check_choice, "evict")
+def _check_number(ranking: LeastRecent | LeastFrequent | LowestScore) -> None:
+    n = ranking.n
+    check_choice(ranking, n is None or _is_count(n), "an integer n >= 0 or None", n)
+
+
 _is_count = integer_in(0, 2**63 - 1)
 
 

@@ -16,13 +16,14 @@ def fail(kind: type[Exception], table: str | None, op: str, want: str, got: str,
     return kind(f"kvjax: {place}: want {want}, got {got}; {mend}")
 
 
-def check_choice(module: str, ok: bool, name: str, want: str, got: Any) -> None:
-    """Whether an argument of a public class of a module, such as "MaxAge" of "evict", is as it must be.
+def check_choice(choice: object, ok: bool, want: str, got: Any) -> None:
+    """Whether an argument of what a public class makes, such as a `kvjax.evict.MaxAge`, is as it must be.
 
     Raises:
       ValueError: it is not.
     """
     if not ok:
+        module, name = type(choice).__module__.removeprefix("kvjax."), type(choice).__name__
         raise fail(ValueError, None, f"{module}.{name}", want, repr(got), f"see kvjax.{module}")
 
 
