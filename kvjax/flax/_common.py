@@ -33,13 +33,15 @@ class LayerOptions(Options, Sharding, _Positional):
     """The fields of every layer: its table, and the options of `kvjax.get_table`.
 
     `dtype` is that of the output; `param_dtype` is `kvjax.get_table`'s. By default the initial rows are normal with
-    variance 1 / features, as those of ``flax.linen.Embed``.
+    variance 1 / features, as those of ``flax.linen.Embed``. `pad_id` and `max_norm` are those of `kvjax.Feature`.
     """
 
     # None is for the layer to resolve; pyright wants the types of `Options`.
     dtype: DTypeLike | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     initializer: InitializerLike | None = dataclasses.field(default=None, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
     reuse: bool = dataclasses.field(default=False, kw_only=True)
+    pad_id: int | None = dataclasses.field(default=None, kw_only=True)
+    max_norm: float | None = dataclasses.field(default=None, kw_only=True)
 
 
 _DEFAULTS: dict[str, Any] = {

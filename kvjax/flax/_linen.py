@@ -125,9 +125,6 @@ class Embed(_TableModule):
       >>> kvjax.drop_table("doc_linen")
     """
 
-    pad_id: int | None = dataclasses.field(default=None, kw_only=True)
-    max_norm: float | None = dataclasses.field(default=None, kw_only=True)
-
     @nn.compact
     def __call__(
         self,
@@ -227,8 +224,6 @@ class EmbedBag(_TableModule):
     """
 
     combiner: Combiner = dataclasses.field(default="mean", kw_only=True)
-    pad_id: int | None = dataclasses.field(default=None, kw_only=True)
-    max_norm: float | None = dataclasses.field(default=None, kw_only=True)
     empty: Literal["zeros", "learned"] = dataclasses.field(default="zeros", kw_only=True)
 
     @nn.compact

@@ -45,8 +45,6 @@ class _EmbedOptions(LayerOptions):
     # That of Linen may stand by its place, as all fields of its modules may.
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike | None = None
-    pad_id: int | None = None
-    max_norm: float | None = None
     rngs: nnx.Rngs | None = None
 
 
