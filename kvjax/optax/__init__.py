@@ -8,6 +8,11 @@ from kvjax._values.facts import RowFacts as RowFacts
 from kvjax._values.facts import Words as Words
 from kvjax.optax._accumulate import AccumulateState as AccumulateState
 from kvjax.optax._accumulate import accumulate as accumulate
+from kvjax.optax._adagrad import AdagradDecayState as AdagradDecayState
+from kvjax.optax._adagrad import FadingSquares as FadingSquares
+from kvjax.optax._adagrad import RowwiseAdagradState as RowwiseAdagradState
+from kvjax.optax._adagrad import adagrad_decay as adagrad_decay
+from kvjax.optax._adagrad import rowwise_adagrad as rowwise_adagrad
 from kvjax.optax._average import EmaRowsState as EmaRowsState
 from kvjax.optax._average import averaged as averaged
 from kvjax.optax._average import ema_rows as ema_rows
@@ -43,11 +48,6 @@ from kvjax.optax._row_facts import add_row_noise as add_row_noise
 from kvjax.optax._row_facts import mean_of_duplicates as mean_of_duplicates
 from kvjax.optax._row_facts import scale_by_cowclip as scale_by_cowclip
 from kvjax.optax._row_facts import scale_by_frequency as scale_by_frequency
-from kvjax.optax._rows import AdagradDecayState as AdagradDecayState
-from kvjax.optax._rows import FadingSquares as FadingSquares
-from kvjax.optax._rows import RowwiseAdagradState as RowwiseAdagradState
-from kvjax.optax._rows import adagrad_decay as adagrad_decay
-from kvjax.optax._rows import rowwise_adagrad as rowwise_adagrad
 from kvjax.optax._schedule_free import schedule_free_eval_params as schedule_free_eval_params
 from kvjax.optax._segments import SegmentsState as SegmentsState
 from kvjax.optax._segments import segments as segments

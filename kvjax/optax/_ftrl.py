@@ -13,7 +13,7 @@ import optax
 from kvjax._training.rowwise import check_params
 from kvjax._values.arrays import PyTree
 from kvjax.optax._checks import AT_LEAST_0, DECAY, check
-from kvjax.optax._rows import at_least, norm, per_leaf
+from kvjax.optax._rows import at_least, nearer, norm, per_leaf, soft
 
 
 class FtrlState(NamedTuple):
@@ -110,7 +110,7 @@ def follow_leader(
         s = -p * (root + 2 * l2 * learning_rate)
         if length is not None:
             s = s * (1 + length / at_least(norm(s)))
-        before = jnp.where(p == 0, learning_rate * z, s - sign(p, learning_rate * l1))
+        before = jnp.where(p == 0, learning_rate * z, s - jnp.sign(p) * (learning_rate * l1))
         after = before + learning_rate * (grad + 2 * l2_shrinkage * p) - (new_root - root) * p
         scale = new_root + 2 * l2 * learning_rate
         left = soft(after, learning_rate * l1)
@@ -123,20 +123,6 @@ def follow_leader(
         return updates, FtrlState(z, sums)
 
     return optax.with_extra_args_support(optax.GradientTransformation(init, update))
-
-
-def sign(x: jax.Array, size: Any) -> jax.Array:
-    return jnp.sign(x) * size
-
-
-def soft(x: jax.Array, threshold: Any) -> jax.Array:
-    """Each element nearer to 0."""
-    return jnp.sign(x) * jnp.maximum(jnp.abs(x) - threshold, 0.0)
-
-
-def nearer(rows: jax.Array, size: Any) -> jax.Array:
-    """Rows so much nearer to 0 in their Euclidean length; those that are not as long are 0."""
-    return rows * jnp.maximum(1 - size / at_least(norm(rows)), 0.0)
 
 
 def unscaled(after: jax.Array, learning_rate: Any, z: jax.Array, grad: jax.Array, p: jax.Array) -> jax.Array:
@@ -210,7 +196,7 @@ def group_adam(
             root, now = (jnp.sqrt(corrected(v, b2, n)) + eps for v, n in ((nu, state.count), (new_nu, count)))
             s = -p * (root + 2 * l2 * learning_rate)
             s = s * (1 + threshold(p) / at_least(norm(s)))
-            before = jnp.where(p == 0, learning_rate * z, s - sign(p, learning_rate * l1))
+            before = jnp.where(p == 0, learning_rate * z, s - jnp.sign(p) * (learning_rate * l1))
             after = before + learning_rate * moment - (now - root) * p
             left = nearer(soft(after, learning_rate * l1), threshold(p))
             moved = (-left / (now + 2 * l2 * learning_rate) - p).astype(p.dtype)

@@ -13,7 +13,8 @@ import optax
 from kvjax._training.catch_up import catching_up_of
 from kvjax._training.rowwise import CatchUp, HasUpdate
 from kvjax.optax._checks import AT_LEAST_0, check, check_known
-from kvjax.optax._ftrl import follow_leader, nearer, soft
+from kvjax.optax._ftrl import follow_leader
+from kvjax.optax._rows import nearer, soft
 
 
 def sparse_group_ftrl(
