@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._process import PROCESS
-from kvjax._sharded.mesh import agreed
+from kvjax._sharded.mesh import agreed, from_all
 from kvjax._spmd.varying import axis_index, known, manual_axes, varying
 from kvjax._training.merge import merge
 
@@ -77,9 +77,5 @@ def _gathered(grads: SparseRows) -> SparseRows:
     axes = _axes(grads)
     if not axes:
         return grads
-
-    def gather(x: jax.Array) -> jax.Array:
-        return jax.lax.all_gather(x, axes, tiled=True)
-
-    keys = Keys(gather(grads.keys.words), grads.keys.narrow)
-    return grads.replace(keys=keys, rows=gather(grads.rows), counts=gather(grads.counts))
+    keys, rows, counts = from_all(axes, (grads.keys, grads.rows, grads.counts))
+    return grads.replace(keys=keys, rows=rows, counts=counts)
