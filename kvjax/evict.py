@@ -437,6 +437,11 @@ RULES: dict[str, type[Policy | Every]] = {
 """What checkpoints hold of policies, by name."""
 
 
+def policy_of(evict: Policy | Every | None) -> Policy | None:
+    """What a table's ``evict`` chooses rows by, whenever it does."""
+    return evict.policy if isinstance(evict, Every) else evict
+
+
 RANKINGS = {"version": "least_recent:-{}", "frequency": "least_frequent:-{}:0"}
 """The rankings of `Table.restrict`, with the number of rows that stay instead of those that are evicted."""
 

@@ -10,15 +10,14 @@ import numpy as np
 from kvjax._process import PROCESS
 from kvjax._spec.engines import Calls
 from kvjax._spec.spec import TableSpec
-from kvjax.evict import Every
+from kvjax.evict import Every, policy_of
 from kvjax.initializers import Generated, Pool, Segments
 from kvjax.storage import External, given_by_user
 
 
 def native_options(spec: TableSpec) -> dict[str, Any]:
     """The options of a table, the same for each shard."""
-    every = spec.evict if isinstance(spec.evict, Every) else None
-    policy = spec.evict if every is None else every.policy
+    policy = policy_of(spec.evict)
     return {
         "dim": spec.dim,
         "placement": spec.placement_number,
@@ -31,7 +30,7 @@ def native_options(spec: TableSpec) -> dict[str, Any]:
         "on_full": spec.on_full,
         "admit": _admission(spec),
         "policy": "" if policy is None else policy.text(),
-        "evict_every": 0 if every is None else every.steps,
+        "evict_every": spec.evict.steps if isinstance(spec.evict, Every) else 0,
         "count_batches": spec.count == "batch",
         "storage": spec.storage.text,
         "engine": _engine(spec),
@@ -76,7 +75,7 @@ def _initial_rows(spec: TableSpec) -> dict[str, Any]:
 def _admission(spec: TableSpec) -> dict[str, Any] | None:
     if spec.admit is None:
         return None
-    common = {
+    common: dict[str, Any] = {
         "unadmitted": "shared" if spec.shares_row else spec.admit.unadmitted,
         "shared_key": int(spec.shared_words.view(np.int64)[0]),
         "threshold": 1,

@@ -14,7 +14,7 @@ from kvjax._values.errors import fail, warn
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import among, overlaid_counts
 from kvjax._values.snapshot import Snapshot, concat
-from kvjax.evict import Every
+from kvjax.evict import policy_of
 
 
 def merged(spec: TableSpec, op: str, below: Snapshot, above: Loading) -> Loading:
@@ -49,7 +49,7 @@ def merged(spec: TableSpec, op: str, below: Snapshot, above: Loading) -> Loading
 
 def _warn_of_ages(spec: TableSpec, op: str, rows: int, steps: int) -> None:
     """Says so if the rows that stay become older by some steps, and the table evicts old ones."""
-    policy = spec.evict.policy if isinstance(spec.evict, Every) else spec.evict
+    policy = policy_of(spec.evict)
     if rows and steps > 0 and policy is not None and policy.limits_age():
         warn(
             f"kvjax: table {spec.name!r}, {op}: want rows of a table that has done no more steps beside evict="

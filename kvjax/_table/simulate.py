@@ -154,7 +154,7 @@ def _check_rules(evict: Any, admit: Any) -> None:
     for name, given, kind in (("evict", evict, (policies.Policy, policies.Every)), ("admit", admit, Admission)):
         if given is not None and not isinstance(given, kind):
             raise TypeError(f"kvjax: simulate: want {name}= of kvjax.{name} or None, got {given!r}; see kvjax.{name}")
-    policy = evict.policy if isinstance(evict, policies.Every) else evict
+    policy = policies.policy_of(evict)
     if policy is not None and policy.reads_rows() and not policy.calls_python():
         raise ValueError(
             f"kvjax: simulate: want evict= that judges rows by frequency or age, got {evict!r}; rows are zeros here"
