@@ -27,7 +27,10 @@ import optax
 import kvjax
 from kvjax._formats.atomic import flush
 from kvjax._table import loads
-from kvjax.checkpoint import Chain, ChainRows, snapshot, write, write_manifest
+from kvjax.checkpoint._catalog import write_manifest
+from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain_rows import ChainRows
+from kvjax.checkpoint._write import snapshot, write
 
 TURNS = 6
 

@@ -1,24 +1,43 @@
 """Checkpoints of tables: saved, restored, read, verified, compared and pruned; needs no Orbax.
 
-Its names come with the first one that is used, so that the command line can look at the format on disk without JAX.
+Each name comes when it is used, so that JAX does with those that make or save tables alone.
 """
-
-# ruff: noqa: F403, F405
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvjax.checkpoint._public import *
+    from kvjax.checkpoint._changes import TableDelta as TableDelta
+    from kvjax.checkpoint._changes import changes as changes
+    from kvjax.checkpoint._diff import Diff as Diff
+    from kvjax.checkpoint._diff import TableDiff as TableDiff
+    from kvjax.checkpoint._diff import diff as diff
+    from kvjax.checkpoint._format import CheckpointError as CheckpointError
+    from kvjax.checkpoint._merge import MergeReport as MergeReport
+    from kvjax.checkpoint._merge import merge as merge
+    from kvjax.checkpoint._restore_all import restore as restore
+    from kvjax.checkpoint._rewrite import compact as compact
+    from kvjax.checkpoint._rewrite import prune as prune
+    from kvjax.checkpoint._rows import rows as rows
+    from kvjax.checkpoint._save import save as save
+    from kvjax.checkpoint._verify import BaseReport as BaseReport
+    from kvjax.checkpoint._verify import FileReport as FileReport
+    from kvjax.checkpoint._verify import Verified as Verified
+    from kvjax.checkpoint._verify import verify as verify
 else:
 
     def __getattr__(name: str) -> Any:
-        if not name.startswith("_"):
-            public = importlib.import_module("kvjax.checkpoint._public")
-            globals().update({each: each_of for each, each_of in vars(public).items() if not each.startswith("_")})
-            if name in globals():
-                return globals()[name]
-        raise AttributeError(f"module 'kvjax.checkpoint' has no attribute {name!r}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'kvjax.checkpoint' has no attribute {name!r}")
+        globals()[name] = found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
+
+    _HOMES = {
+        "BaseReport": "_verify", "CheckpointError": "_format", "Diff": "_diff", "FileReport": "_verify",
+        "MergeReport": "_merge", "TableDelta": "_changes", "TableDiff": "_diff", "Verified": "_verify",
+        "changes": "_changes", "compact": "_rewrite", "diff": "_diff", "merge": "_merge", "prune": "_rewrite",
+        "restore": "_restore_all", "rows": "_rows", "save": "_save", "verify": "_verify",
+    }  # fmt: skip
 
 
 __all__ = [

@@ -10,7 +10,9 @@ from typing import Any
 from kvjax._formats.paths import anywhere
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint import PathLike, Stored, copied
+from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._save import copied
+from kvjax.checkpoint._stored import Stored
 
 PATIENCE = 10
 """Seconds that an error waits for Orbax to make its folders."""

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from kvjax._table.table import Table
     from kvjax._values.exported import Exported
     from kvjax._values.prune import PruneLike
-    from kvjax.checkpoint import Chain, ChainRows
+    from kvjax.checkpoint._chain import Chain
+    from kvjax.checkpoint._chain_rows import ChainRows
     from kvjax.serving._frozen import FrozenTable
 
 RowsLike: TypeAlias = "Table | Exported | FrozenTable | str | os.PathLike[str]"
@@ -136,7 +137,7 @@ def with_contents(
         mend = "leave it out for that of the source"
         raise fail(ValueError, default_name, "write", "name= as a text", repr(name), mend)
     if isinstance(source, (str, os.PathLike)):
-        from kvjax.checkpoint import unreplaced
+        from kvjax.checkpoint._chain import unreplaced
 
         folder = anywhere(source, "FrozenTable.write")
 
@@ -224,7 +225,7 @@ def of_chain(chain: Chain, name: str, prune: PruneLike | None) -> Contents:
     from kvjax._keys.buckets import buckets_of
     from kvjax._values.exported import ROW_COLUMNS
     from kvjax._values.prune import rule_for
-    from kvjax.checkpoint import ChainRows
+    from kvjax.checkpoint._chain_rows import ChainRows
     from kvjax.checkpoint._prune import kept
 
     saved = ChainRows(chain, name)

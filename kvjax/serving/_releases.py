@@ -23,7 +23,7 @@ from kvjax.serving._release import Changes, PausedError, Release, check_by_name,
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
-    from kvjax.checkpoint import Chain
+    from kvjax.checkpoint._chain import Chain
     from kvjax.serving._follow import ReleaseOptions
 
 
@@ -344,8 +344,8 @@ class Releases:
         If the checkpoint is a delta that builds, through any number of others, on the checkpoint of the current
         release, only what has changed since is read, and the rest is copied; unchanged tables share their files.
         Otherwise whole tables are written. So call this repeatedly with the folder in which a trainer saves its deltas
-        (``kvjax.checkpoint.save(folder / str(step), tables, since="serving")``, or an Orbax manager). This needs JAX;
-        servers do not.
+        (``kvjax.checkpoint.save(folder / str(step), tables, since="serving")``, or an Orbax manager). This loads no
+        JAX, but kvjax's C++ core; servers need neither.
 
         Args:
           checkpoint: path of the checkpoint, as for `kvjax.checkpoint.restore`.
@@ -388,7 +388,7 @@ class Releases:
           >>> kvjax.drop_table("doc_follow")
           >>> folder.cleanup()
         """
-        from kvjax.checkpoint import chosen_tables, unreplaced
+        from kvjax.checkpoint._chain import chosen_tables, unreplaced
         from kvjax.serving._follow import ReleaseOptions
 
         if quantise is not None:

@@ -16,7 +16,8 @@ from orbax.checkpoint import v1
 import kvjax
 from kvjax._command.main import main
 from kvjax._process import PROCESS
-from kvjax.checkpoint import Catalog, CheckpointError, compact, diff, prune, restore, save, verify
+from kvjax.checkpoint import CheckpointError, compact, diff, prune, restore, save, verify
+from kvjax.checkpoint._catalog import Catalog
 from kvjax.convert import export_checkpoint, import_checkpoint
 from kvjax.serving import Releases
 from tests.support.marks import few

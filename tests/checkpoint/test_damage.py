@@ -16,7 +16,8 @@ import tensorstore as ts
 
 import kvjax
 from kvjax._formats import atomic
-from kvjax.checkpoint import Catalog, compact, diff, prune, save, verify
+from kvjax.checkpoint import compact, diff, prune, save, verify
+from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._restore import Restore
 from kvjax.serving import FrozenTable, Releases

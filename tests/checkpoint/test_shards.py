@@ -16,7 +16,10 @@ from kvjax._command.saved import table_at
 from kvjax._formats import source
 from kvjax._spec.placement import Placement
 from kvjax._values.prune import norms_of
-from kvjax.checkpoint import Catalog, Chain, ChainRows, _format, _stored, _taken_rows, _write, write_manifest
+from kvjax.checkpoint import _format, _stored, _taken_rows, _write
+from kvjax.checkpoint._catalog import Catalog, write_manifest
+from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain_rows import ChainRows
 from tests.support.checkpoints import DAMAGES, array_at, chunks_of, restore, rewrite, save
 from tests.support.marks import few, few_rows, slow
 from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, same_tables, trained

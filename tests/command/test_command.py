@@ -362,6 +362,7 @@ def test_commands_import_without_jax():
     code = (
         "import importlib, pkgutil, sys; import kvjax._command as c, kvjax.checkpoint, kvjax.convert\n"
         "for module in pkgutil.iter_modules(c.__path__): importlib.import_module(f'{c.__name__}.{module.name}')\n"
+        "for name in {*kvjax.checkpoint.__all__} - {'save', 'restore'}: getattr(kvjax.checkpoint, name)\n"
         "kvjax.hash_keys(['a']); print({'jax', 'flax', 'orbax', 'optax', 'tensorstore'} & sys.modules.keys())"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

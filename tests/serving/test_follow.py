@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import optax
@@ -34,6 +36,21 @@ def test_what_keys_without_a_row_read_as_stays(make, tmp_path, missing):
         release = releases.follow(tmp_path / "saved", missing=missing if step == 0 else None)
         want = {"zeros": [0.0, 0.0], "init": [0.5, 0.5]}.get(str(missing), missing)
         assert release[table.name].lookup([99]).tolist() == [want]
+
+
+def test_takes_no_jax(make, tmp_path):
+    table = make(2).upsert([1, 2], np.ones((2, 2)))
+    save(tmp_path / "saved/0", [table], cursor="c")
+    save(tmp_path / "saved/1", [table.upsert([2, 3], np.full((2, 2), 5.0))], since="c")
+    program = f"""
+import sys, kvjax
+releases = kvjax.serving.Releases({str(tmp_path / "model")!r})
+for step in ("0", "1"):
+    release = releases.follow({str(tmp_path / "saved")!r} + "/" + step)
+assert not {{"jax", "flax", "orbax", "optax"}} & sys.modules.keys()
+print(release[{table.name!r}].lookup([1, 2, 3])[:, 0].tolist())
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[1.0, 5.0, 5.0]\n"
 
 
 def test_rows_that_a_delta_leaves_behind_are_said_to_be(make, tmp_path):

@@ -10,7 +10,8 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 import kvjax
-from kvjax.checkpoint import _arrays, write_manifest
+from kvjax.checkpoint import _arrays
+from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._format import digest
 
 IDS = np.array([2**40, -1, 0, -(2**63), 2**63 - 1])
