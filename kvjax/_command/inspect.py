@@ -8,23 +8,16 @@ from typing import Any
 import numpy as np
 
 from kvjax._command.output import print_json, print_table, progress, size
-from kvjax._command.saved import SavedTable, tables_at
+from kvjax._command.saved import SavedTable, tables_of
+from kvjax._formats.paths import AnyPath
+from kvjax.checkpoint._chain import Chain, unreplaced
 
 _QUANTILES = {"min": 0, "10%": 10, "median": 50, "90%": 90, "99%": 99, "max": 100}
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints them."""
-    folder, tables = tables_at(args.checkpoint, args.table, args.base, "inspect")
-    about = [_about(table) for table in tables]
-    if args.stats:
-        with progress("reading rows", args.json):
-            for table, said in zip(tables, about, strict=True):
-                said["stats"], said["not_finite"] = distributions(table)
-    if args.plot:
-        from kvjax._command.plot import plot
-
-        plot(args.plot, args.checkpoint, tables)
+    folder, about = unreplaced(args.checkpoint, args.base, "inspect", lambda chain: _read(chain, args))
     if args.json:
         print_json({"checkpoint": str(folder), "tables": about})
         return 0
@@ -48,26 +41,34 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _read(chain: Chain, args: argparse.Namespace) -> tuple[AnyPath, list[dict[str, Any]]]:
+    """Where the checkpoint is, and what there is to say of its tables."""
+    tables = tables_of(chain, args.table)
+    about = [_about(table) for table in tables]
+    if args.stats:
+        with progress("reading rows", args.json):
+            for table, said in zip(tables, about, strict=True):
+                said["stats"], said["not_finite"] = distributions(table)
+    if args.plot:
+        from kvjax._command.plot import plot
+
+        plot(args.plot, args.checkpoint, tables, args.base)
+    return chain.catalog.directory, about
+
+
 def _about(table: SavedTable) -> dict[str, Any]:
     meta = table.meta
     fields = (
-        "name",
-        "rows",
-        "dim",
-        "dtype",
-        "key_dtype",
-        "last_step",
-        "num_shards",
-        "seed",
-        "initializer",
-        "trainable",
-    )
-    said = {field: meta.get(field) for field in fields}
-    set_options = {name: value for name, value in meta.get("options", {}).items() if value is not None}
-    return said | {
-        "rounding": meta.get("rounding"), "options": set_options, "format": meta["format"],
-        "slots": dict(meta["slots"]), "bytes": table.bytes, "delta": "delta" in meta,
-    }  # fmt: skip
+        "name", "rows", "dim", "dtype", "key_dtype", "last_step", "num_shards", "seed", "initializer", "trainable",
+        "rounding", "format",
+    )  # fmt: skip
+    set_options = {name: value for name, value in meta["options"].items() if value is not None}
+    return {field: meta[field] for field in fields} | {
+        "options": set_options,
+        "slots": dict(meta["slots"]),
+        "bytes": table.bytes,
+        "delta": "delta" in meta,
+    }
 
 
 def distributions(table: SavedTable) -> tuple[dict[str, dict[str, float]], int]:

@@ -16,6 +16,8 @@ from kvjax._command.saved import SavedTable, tables_of
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import needed
 from kvjax._formats.paths import anywhere
+from kvjax.checkpoint._catalog import Catalog
+from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._locate import steps_at
 from kvjax.checkpoint._new import check_outside
@@ -23,13 +25,16 @@ from kvjax.checkpoint._new import check_outside
 _BARS = 40
 
 
-def plot(path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTable]) -> None:
+def plot(
+    path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTable], base: Sequence[str] | None
+) -> None:
     """Draws a row of panels for each table.
 
     Args:
       path: of the picture; its ending says the format.
       checkpoint: as it was given: below a manager's root, or a folder of numbered checkpoints, there are others, too.
       tables: of the last one.
+      base: where to look for what deltas build on.
 
     Raises:
       ValueError: there is no picture with this ending, or it would be in a checkpoint.
@@ -42,11 +47,10 @@ def plot(path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTa
         raise ValueError(f"kvjax inspect --plot: want a name that ends with one of {known}, got {os.fspath(path)}")
     with replaced(path) as part, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font does not have
-        _draw(figure_of, checkpoint, tables).savefig(part, format=form)
+        _draw(figure_of, tables, _growth(checkpoint, base)).savefig(part, format=form)
 
 
-def _draw(figure_of: Any, checkpoint: str, tables: Sequence[SavedTable]) -> Any:
-    growth = _growth(checkpoint, tables[0].bases if tables else ())
+def _draw(figure_of: Any, tables: Sequence[SavedTable], growth: dict[str, dict[int, int]]) -> Any:
     panels = 4 if growth else 3
     figure = figure_of(figsize=(4 * panels, 3 * max(1, len(tables))), layout="constrained")
     axes = figure.subplots(max(1, len(tables)), panels, squeeze=False)
@@ -83,18 +87,20 @@ def _histogram(axis: Any, array: np.ndarray, logarithmic: bool) -> None:
     axis.set_yscale("symlog")
 
 
-def _growth(checkpoint: str, bases: Sequence[str]) -> dict[str, dict[int, int]]:
+def _growth(checkpoint: str, base: Sequence[str] | None) -> dict[str, dict[int, int]]:
     """Rows of each table by step, of the steps that can be read: a manager that keeps the last few has deltas of which
     the base is gone."""
     out: dict[str, dict[int, int]] = {}
     lost: set[int] = set()
     for step, folders in steps_at(checkpoint):
         for folder in folders:
-            for table in tables_of(folder, bases, "inspect"):
-                try:
-                    out.setdefault(table.name, {})[step] = table.all_rows
-                except CheckpointError:
-                    lost.add(step)
+            try:
+                rows = {table.name: table.all_rows for table in tables_of(Chain(Catalog(folder, "inspect"), base))}
+            except CheckpointError:
+                lost.add(step)
+                continue
+            for name, number in rows.items():
+                out.setdefault(name, {})[step] = number
     if lost:
         steps = ", ".join(map(str, sorted(lost)))
         print(

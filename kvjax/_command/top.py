@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from kvjax._command.output import print_json, print_table, progress
-from kvjax._command.saved import SavedRows, table_at
+from kvjax._command.saved import SavedRows, SavedTable
 from kvjax._values.prune import norms_of
+from kvjax.checkpoint._chain import Chain, unreplaced
 
 ORDERS: Mapping[str, Callable[[SavedRows], np.ndarray]] = {
     "frequency": lambda saved: -saved.column("freqs"),
@@ -23,11 +24,7 @@ ORDERS: Mapping[str, Callable[[SavedRows], np.ndarray]] = {
 def run(args: argparse.Namespace) -> int:
     """Prints them."""
     with progress("reading rows", args.json):
-        table = table_at(args.checkpoint, args.table, args.base, "top")
-        saved = table.open()
-        order = ORDERS[args.by](saved)
-        chosen = np.argsort(order, kind="stable")[: args.n]
-        found = saved.at(chosen)
+        table, total, found = unreplaced(args.checkpoint, args.base, "top", lambda chain: _read(chain, args))
     columns = (found["keys"], found["freqs"], found["versions"], norms_of(found["values"]))
     names = ("key", "frequency", "version", "age", "norm")
     rows = [
@@ -37,5 +34,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"table": table.name, "by": args.by, "rows": [dict(zip(names, row, strict=True)) for row in rows]})
     else:
-        print_table(f"{table.name}: {len(rows)} of {len(order)} rows by {args.by}", names, rows)
+        print_table(f"{table.name}: {len(rows)} of {total} rows by {args.by}", names, rows)
     return 0
+
+
+def _read(chain: Chain, args: argparse.Namespace) -> tuple[SavedTable, int, dict[str, np.ndarray]]:
+    """The table, how many rows it has, and those that come first."""
+    table = SavedTable(chain, args.table)
+    rows = table.open()
+    chosen = np.argsort(ORDERS[args.by](rows), kind="stable")[: args.n]
+    return table, rows.num_rows, rows.at(chosen)

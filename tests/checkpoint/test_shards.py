@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import kvjax
-from kvjax._command.saved import table_at
+from kvjax._command.saved import SavedTable
 from kvjax._formats import source
 from kvjax._spec.placement import Placement
 from kvjax._values.prune import norms_of
@@ -241,7 +241,7 @@ def test_exports_and_the_command_line_read_all_shards(two_shards, tmp_path_facto
     kvjax.convert.export_checkpoint(folder, rows_npz, slots=True)
     rows = kvjax.convert.from_npz(rows_npz).rows
     same_rows(rows, table.export(slots=True))
-    saved = table_at(str(folder), "t", None, "top").open()
+    saved = SavedTable(Chain(folder), "t").open()
     for name, column in table.export().columns().items():
         if name != "pinned":
             np.testing.assert_array_equal(saved.column(name), column, err_msg=name)
