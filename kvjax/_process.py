@@ -58,7 +58,8 @@ class Process:
       outlived: hashes of what is gone, or may be, while JAX keeps programs for it: specs of such tables that were
         dropped and not made again, and score functions.
       sinks: what shards call with evicted rows, by table; it goes with a table that moves.
-      cursors: where the cursors of deltas are, by name and tables; by folder, those of saves that are not finished yet.
+      cursors: where the cursors of deltas are, by name and tables.
+      moving: the cursors that saves move which are not finished yet, by the folder of the save.
       started: the newest version that a program has given or will give, by thread and table. What comes behind a failed
         write in a program fails with it, so that is known of the newest.
       met: what kvjax says in the last errors that the program has seen.
@@ -77,6 +78,7 @@ class Process:
         self.of_modules: dict[str, OfModule] = {}
         self.sinks: dict[str, Any] = {}
         self.cursors: dict[Any, Any] = {}
+        self.moving: dict[Any, Any] = {}
         self.placements: dict[Any, int] = {}
         self.traced: set[str] = set()
         self.outlived: set[int] = set()

@@ -168,7 +168,7 @@ def _drop_tables():
             refused.append(error)
     for name in names:
         kvjax.drop_table(name)
-    PROCESS.cursors.clear()
+    PROCESS.cursors.clear(), PROCESS.moving.clear()
     if refused:  # of which the test knows nothing
         raise refused[0]
 

@@ -63,6 +63,10 @@ class _Moving:
     marks: Marks
 
 
+_CURSORS: dict[Key, Cursor] = PROCESS.cursors
+_MOVING: dict[AnyPath, _Moving] = PROCESS.moving
+
+
 def cursor_at(name: str, tables: Mapping[str, Table]) -> Cursor:
     """Where the cursor of this name is: that of these tables, or else of some of them, if the others are new to it.
 
@@ -72,8 +76,8 @@ def cursor_at(name: str, tables: Mapping[str, Table]) -> Cursor:
     key = _key_for(name, tables)
     found = None if key is None else agreed(key)
     if found is None:
-        known = sorted(f"{key[0]!r} of {list(key[1])}" for key in PROCESS.cursors if isinstance(key, tuple))
-        if any(key[0] == name for key in PROCESS.cursors if isinstance(key, tuple)):
+        known = sorted(f"{other!r} of {list(of)}" for other, of in _CURSORS)
+        if any(other == name for other, _ in _CURSORS):
             mend = f"save all tables of such a cursor, or put one at these: save them whole, with cursor={name!r}"
         else:
             mend = (
@@ -94,8 +98,8 @@ def check_not_at(place: AnyPath, name: str, tables: Mapping[str, Table]) -> None
       CheckpointError: the delta builds on that.
     """
     there = set(Catalog(place).digests)
-    for key, at in list(PROCESS.cursors.items()):
-        if not isinstance(key, tuple) or key[0] != name or not {*key[1]} <= {*tables}:
+    for (other, of), at in list(_CURSORS.items()):
+        if other != name or not {*of} <= {*tables}:
             continue
         bases = [base for base in at.places if base.exists()] if place.exists() else []
         if at.checkpoint in there or any(is_same(place, base) for base in bases):
@@ -108,18 +112,18 @@ def check_not_at(place: AnyPath, name: str, tables: Mapping[str, Table]) -> None
 def _key_for(name: str, tables: Mapping[str, Table]) -> Key | None:
     """Of the cursors of a name in process 0, the one of all these tables, or of the most of them: of a table that it
     is not of, a delta has all. None if there is none, or two are of tables that the other is not of."""
-    mine = [key for key in PROCESS.cursors if isinstance(key, tuple) and key[0] == name and {*key[1]} <= {*tables}]
-    most = max(mine, key=lambda key: len(key[1]), default=None)
-    if most is not None and any(not {*key[1]} <= {*most[1]} for key in mine):
+    mine = [of for other, of in _CURSORS if other == name and {*of} <= {*tables}]
+    most = max(mine, key=len, default=None)
+    if most is not None and any(not {*of} <= {*most} for of in mine):
         most = None
-    said = allgather_json(everyone(), None if most is None else list(most[1]))[0]
+    said = allgather_json(everyone(), most)[0]
     return None if said is None else (name, tuple(said))
 
 
 def agreed(key: Key) -> Cursor | None:
     """Where the cursor is in process 0, if it is anywhere; all processes ask together."""
     place = everyone()
-    mine: Cursor | None = PROCESS.cursors.get(key)
+    mine = _CURSORS.get(key)
     if place is None:
         return mine
     said = allgather_json(place, None if mine is None else [mine.checkpoint, mine.directory and str(mine.directory)])[0]
@@ -127,13 +131,13 @@ def agreed(key: Key) -> Cursor | None:
         return None
     checkpoint, directory = said
     if mine is None or mine.checkpoint != checkpoint:
-        on_its_way: _Moving | None = PROCESS.cursors.pop(anywhere(directory, "save"), None) if directory else None
+        on_its_way = _MOVING.pop(anywhere(directory, "save"), None) if directory else None
         if on_its_way is not None and on_its_way.key == key:
             _put(Cursor(key, checkpoint, on_its_way.marks), on_its_way.of)
         else:
             _close({} if on_its_way is None else on_its_way.marks)
             _put(Cursor(key, checkpoint, {}), key)
-    return PROCESS.cursors[key]
+    return _CURSORS[key]
 
 
 @contextlib.contextmanager
@@ -151,9 +155,9 @@ def moving(name: str | None, tables: Mapping[str, Table], directory: AnyPath, of
         return
     key = key_of(name, tables)
     of = of or key
-    for folder, old in _under_way():
+    for folder, old in list(_MOVING.items()):
         if {old.key, old.of} & {key, of} or folder == directory:  # which has failed, or would move it back
-            _close(PROCESS.cursors.pop(folder).marks)
+            _close(_MOVING.pop(folder).marks)
     marks: Marks = {}
 
     def begin() -> None:
@@ -166,7 +170,7 @@ def moving(name: str | None, tables: Mapping[str, Table], directory: AnyPath, of
     except BaseException:
         _close(marks)
         raise
-    PROCESS.cursors[directory] = _Moving(key, of, marks)
+    _MOVING[directory] = _Moving(key, of, marks)
 
 
 def finished(directory: AnyPath, digest: str, at: AnyPath | None = None) -> Places:
@@ -179,10 +183,10 @@ def finished(directory: AnyPath, digest: str, at: AnyPath | None = None) -> Plac
       digest: of its manifest.
       at: where it is; by default there.
     """
-    found = PROCESS.cursors.pop(directory, None)
+    found = _MOVING.pop(directory, None)
     if found is None:
         return {}
-    old: Cursor | None = PROCESS.cursors.get(found.of)
+    old = _CURSORS.get(found.of)
     places = places_of(at or directory, {} if old is None else old.places)
     _put(Cursor(found.key, digest, found.marks, directory, places), found.of)
     return places
@@ -201,14 +205,10 @@ def put(name: str, tables: Mapping[str, Table], chain: Chain, digest: str) -> No
 
 def _put(cursor: Cursor, of: Key) -> None:
     """Has a cursor be where it is now, and no longer where it comes from."""
-    olds: list[Cursor | None] = [PROCESS.cursors.pop(key, None) for key in {cursor.key, of}]
-    PROCESS.cursors[cursor.key] = cursor
+    olds = [_CURSORS.pop(key, None) for key in {cursor.key, of}]
+    _CURSORS[cursor.key] = cursor
     for old in olds:
         _close({} if old is None else old.marks)
-
-
-def _under_way() -> list[tuple[AnyPath, _Moving]]:
-    return [(key, value) for key, value in PROCESS.cursors.items() if not isinstance(key, tuple)]
 
 
 def _close(marks: Marks) -> None:
