@@ -18,8 +18,9 @@ import ml_dtypes
 import numpy as np
 
 from kvjax._formats.atomic import replaced
-from kvjax._formats.errors import FileError, check_regular, needed
+from kvjax._formats.errors import FileError, needed
 from kvjax._formats.paths import local
+from kvjax._formats.regular import check_regular
 from kvjax._formats.source import PIECE_BYTES, InFile, as_written, raw
 
 _MAGIC = 0xDB4775248B80FB57

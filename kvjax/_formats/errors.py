@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 from typing import Any
@@ -45,22 +44,6 @@ def of_file(error: FileError, copy: str | os.PathLike[str], file: str | os.PathL
     """An error of a copy of a file as one of that file; any other as it is."""
     saved, *parts = error.parts
     return FileError(file, *parts) if saved == os.fspath(copy) else error
-
-
-def check_regular(path: str | os.PathLike[str], want: str) -> None:
-    """Whether there is a file, and no pipe or device, of which reading would wait or never end.
-
-    Raises:
-      FileError: there is none.
-      PermissionError: this process may not read it.
-    """
-    if not os.path.exists(path):
-        raise FileError(path, want, "nothing at that path", "give the path of one")
-    if not os.path.isfile(path):
-        raise FileError(path, want, "something that is no regular file")
-    if not os.access(path, os.R_OK, effective_ids=True):
-        said = f"kvjax: want {want}, got {os.strerror(errno.EACCES)}; let this process read it"
-        raise PermissionError(errno.EACCES, said, os.fspath(path))
 
 
 def needed(module: str, of: str, extra: str) -> Any:

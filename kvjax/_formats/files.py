@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kvjax._formats import npz, parquet, safetensors
-from kvjax._formats.errors import FileError, check_regular
+from kvjax._formats.errors import FileError
+from kvjax._formats.regular import check_regular
 from kvjax._formats.source import Column, Concatenated, Lazy, Source
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import FileError, needed
+from kvjax._formats.regular import Identity, identity_of
 from kvjax._formats.source import Column, Lazy, Source, as_written, ranges, row_bytes
 
 WHAT = "a Parquet file"
@@ -66,7 +67,7 @@ def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[st
     """
     parquet = needed("pyarrow.parquet", "reading Parquet", "parquet")
     try:
-        found = _identity(path)
+        found = identity_of(os.stat(path))
         with parquet.ParquetFile(os.fspath(path)) as file:
             schema, footer = file.schema_arrow, file.metadata
         _check_unreplaced(path, found)
@@ -101,14 +102,9 @@ def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[st
     }
 
 
-def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    said = os.stat(path)
-    return said.st_dev, said.st_ino, said.st_size, said.st_mtime_ns
-
-
-def _check_unreplaced(path: str | os.PathLike[str], found: tuple[int, ...]) -> None:
+def _check_unreplaced(path: str | os.PathLike[str], found: Identity) -> None:
     """Whether the file is the one whose footer was read: another has other rows in its columns."""
-    if _identity(path) != found:
+    if identity_of(os.stat(path)) != found:
         raise FileError(path, "the file that was there when it was first read", "another in its place", "read it again")
 
 

@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from kvjax._formats.errors import FileError, check_regular
+from kvjax._formats.errors import FileError
+from kvjax._formats.regular import check_regular
 
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvjax._formats.atomic import saying, written
 from kvjax._formats.paths import AnyPath
+from kvjax._formats.regular import identity_of, opened
 from kvjax.checkpoint._direct import write_all
 from kvjax.checkpoint._format import Damaged, Missing, digest
 
@@ -99,8 +100,7 @@ def stamp_of(path: AnyPath) -> Stamp | None:
     try:
         if not isinstance(path, Path):
             return path.stamp()
-        found = path.stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return identity_of(path.stat())
     except OSError:
         return None
 
@@ -151,15 +151,13 @@ _ANOTHER = (errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG)
 def _opened(path: Path, most: int) -> tuple[int, int]:
     """A regular file, open, and its size."""
     try:
-        # Opening a FIFO would wait for who writes it.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd, found = opened(path)
     except OSError as error:
         if error.errno not in _MISSING + _ANOTHER:  # nothing is known of the file
             with saying("read", path, reads=True):
                 raise
         kind = Missing if error.errno in _MISSING else Damaged
         raise kind(f"want the file {path}, got {error.strerror or error}") from error
-    found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size > most:
         os.close(fd)
         got = f"{found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "no file of bytes"

@@ -35,6 +35,7 @@ import numpy as np
 from kvjax._formats.atomic import flush, saying, written
 from kvjax._formats.choices import QUANTISED
 from kvjax._formats.quantise import STORED, QuantisationReport
+from kvjax._formats.regular import Identity, identity_of, opened
 from kvjax._formats.source import row_bytes
 from kvjax._values.distributions import DISTRIBUTIONS
 from kvjax._values.errors import fail
@@ -257,9 +258,9 @@ def give(mapped: MappedFile, old: Path, new: Path) -> None:
     """Gives a file that is mapped another name, where nothing has that; else a copy, as a whole or not at all. The path
     that it had may be another file's by now, or nobody's."""
     with contextlib.suppress(OSError):
-        fd = os.open(old, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd, found = opened(old)
         try:
-            if identity_of(os.fstat(fd)) == mapped.identity:
+            if identity_of(found) == mapped.identity:
                 # This very file, whatever takes its path meanwhile. Without src_dir_fd, which an absolute path ignores,
                 # Python would have the link in /proc itself linked.
                 os.link(f"/proc/self/fd/{fd}", new, src_dir_fd=fd)
@@ -292,12 +293,8 @@ class MappedFile:
     arrays: dict[str, np.ndarray]
     digests: dict[str, int]
     digest: int
-    identity: tuple[int, int, int]
+    identity: Identity
     whole: mmap.mmap
-
-
-def identity_of(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def read(path: Path) -> MappedFile:
@@ -308,9 +305,8 @@ def read(path: Path) -> MappedFile:
       OSError: it cannot be opened.
     """
     with finding(path, "open"), saying("open", reads=True):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO would wait for who writes it
+        fd, found = opened(path)
     try:
-        found = os.fstat(fd)
         if stat.S_ISDIR(found.st_mode):
             mend = "a folder of releases is read by Releases(path).current(), a checkpoint by FrozenTable.write"
             raise fail(FrozenError, str(path), "open", "a file that FrozenTable.write has made", "a folder", mend)
@@ -357,9 +353,8 @@ def contents(path: Path, most: int | None = None) -> bytes:
       FrozenError: it is something else, or has more.
       OSError: it cannot be opened.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # as in `read`
+    fd, found = opened(path)
     try:
-        found = os.fstat(fd)
         regular = stat.S_ISREG(found.st_mode)
         if not regular or found.st_size > (found.st_size if most is None else most):
             want = "a file of bytes" if most is None else f"a file of at most {most} bytes"

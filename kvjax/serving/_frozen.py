@@ -12,13 +12,14 @@ import numpy as np
 
 from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
+from kvjax._formats.regular import identity_of
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.missing import Missing
 from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import RowsLike, row_of, with_contents
-from kvjax.serving._format import FrozenError, MappedFile, check, finding, identity_of, read
+from kvjax.serving._format import FrozenError, MappedFile, check, finding, read
 from kvjax.serving._info import SUFFIX
 from kvjax.serving._reads import FrozenReads, IdsLike
 from kvjax.serving._write import write_again, write_changes, write_whole
