@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING
 
 from kvjax._command.output import print_json, print_table, progress, size
@@ -15,8 +16,8 @@ def rules_of(args: argparse.Namespace) -> Prune | None:
     """What the arguments say; None if they say nothing."""
     from kvjax._values.prune import Prune
 
-    names = ("min_frequency", "max_age", "min_norm", "zero_rows", "top_k", "remove")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None and value is not False}
+    asked = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Prune)}
+    given = {name: value for name, value in asked.items() if value is not None and value is not False}
     return Prune(**given) if given else None
 
 

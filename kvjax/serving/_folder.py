@@ -61,6 +61,10 @@ class Folder:
         for folder in cls._all:
             folder.opening = threading.Lock()
 
+    def place(self, number: int) -> Path:
+        """Where the release of a number is."""
+        return self.path / f"{number:08}"
+
     # ---- reading ---------------------------------------------------------------------------------------------
 
     def name(self, op: str = "refresh") -> str:
@@ -134,7 +138,8 @@ class Folder:
         there = self._numbers() if self.path.is_dir() else []
         if not there:
             return self.damaged(op, want, got)
-        mend = f"write the name of one that is there ({there[-1]:08}, say) into its file 'current', or publish one"
+        name = self.place(there[-1]).name
+        mend = f"write the name of one that is there ({name}, say) into its file 'current', or publish one"
         return self.failed(FrozenError, op, want, got, mend)
 
     def check_not_paused(self, op: str) -> None:
@@ -182,21 +187,21 @@ class Folder:
           least: the number that it has at least.
           paused: whether it is paused as soon as it is the current one.
         """
-        name = f"{max([least, *(number + 1 for number in self._taken())]):08}"
+        place = self.place(max([least, *(number + 1 for number in self._taken())]))
         folder = self.path / f".new-{secrets.token_hex(8)}"
         (folder / FILES).mkdir(parents=True)
         try:
             yield folder
             flush(folder / FILES)
             flush(folder)
-            folder.rename(self.path / name)
+            folder.rename(place)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         if paused:  # before it is the current one: so both begin at once
-            self.pause(name)
+            self.pause(place.name)
         with written(self.path / "current") as file:
-            file.write(name.encode())
+            file.write(place.name.encode())
 
     def pause(self, name: str) -> None:
         """Lets no other release come behind one, once that is the current one; nor meanwhile, if none may now."""
@@ -235,7 +240,7 @@ class Folder:
 
     def _remove(self, number: int) -> None:
         # Gone at once: who is opening it must not find some of it.
-        gone = (self.path / f"{number:08}").rename(self.path / f".old-{secrets.token_hex(8)}")
+        gone = self.place(number).rename(self.path / f".old-{secrets.token_hex(8)}")
         shutil.rmtree(gone, ignore_errors=True)
 
     def _taken(self) -> list[int]:

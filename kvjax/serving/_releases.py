@@ -161,7 +161,7 @@ class Releases:
             last = self._folder.name("history")
             for number in self._folder.published("history"):
                 with contextlib.suppress(FileNotFoundError):  # it went meanwhile
-                    found.append(info_of(self.path / f"{number:08}"))
+                    found.append(info_of(self._folder.place(number)))
             if found or self._folder.name("history") == last:  # else all went, as others were published
                 return found
 
@@ -205,7 +205,7 @@ class Releases:
             want, got = "the number of a release", f"{number!r:.50}"
             raise failed(TypeError, op, want, got, "Releases.history() has those of all that are there")
         there = self._folder.published(op)
-        path = self.path / f"{number:08}"
+        path = self._folder.place(number)
         try:
             if number in there:
                 return Release(path)
