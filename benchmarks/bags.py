@@ -9,29 +9,23 @@ hashes them to 64 bits. "gradient" is by the looked-up rows: a dense array for `
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import filled, in_turns
 from rich.console import Console
 from rich.table import Table
 
 import kvjax
 
 
-def filled(dim: int, rows: int) -> kvjax.Table:
-    table = kvjax.get_table(f"bags{dim}", dim=dim, initializer=kvjax.initializers.normal(1.0))
-    insert = jax.jit(lambda table, keys: table.lookup_or_insert(keys)[1])
-    for ids in np.array_split(np.arange(rows), 16):
-        table = insert(table, kvjax.keys(kvjax.hash_keys(ids)))
-    return jax.block_until_ready(table)
-
-
 def calls(dim: int, rows: int, bags: int) -> dict[str, tuple[Callable, Callable]]:
     """The dense way and kvjax's, by what is measured; all take (ids, keys, lengths, weights)."""
-    table, embedding = filled(dim, rows), jnp.ones((rows, dim))
+    table = kvjax.get_table(f"bags{dim}", dim=dim, initializer=kvjax.initializers.normal(1.0))
+    table, embedding = filled(table, rows), jnp.ones((rows, dim))
 
     def dense(embedding, ids, lengths, weights):
         segments = jnp.repeat(jnp.arange(bags), lengths, total_repeat_length=len(ids))
@@ -55,6 +49,15 @@ def calls(dim: int, rows: int, bags: int) -> dict[str, tuple[Callable, Callable]
     }
 
 
+def batch(args: argparse.Namespace, rng: np.random.Generator) -> tuple[Any, ...]:
+    """What each call takes."""
+    lengths = rng.integers(0, 40, args.bags).astype(np.int32)
+    ids = rng.integers(0, args.rows, 20 * args.bags + 4096)
+    lengths[np.cumsum(lengths) > len(ids)] = 0
+    weights = jnp.asarray(rng.random(len(ids), np.float32))
+    return jnp.asarray(ids.astype(np.int32)), kvjax.keys(kvjax.hash_keys(ids)), lengths, weights
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
@@ -62,24 +65,17 @@ def main() -> None:
     parser.add_argument("--bags", type=int, default=2048)
     parser.add_argument("--turns", type=int, default=40)
     args = parser.parse_args()
-    rng = np.random.default_rng(0)
+    batches = [batch(args, np.random.default_rng(seed)) for seed in range(8)]
     report = Table("dim", "call", "nn.Embed + segment_sum", "lookup_bag", "ratio", title="milliseconds a call")
     for dim in args.dims:
-        functions = calls(dim, args.rows, args.bags)
-        seconds = {(name, way): [] for name in functions for way in (0, 1)}
-        for turn in range(args.turns):
-            lengths = rng.integers(0, 40, args.bags).astype(np.int32)
-            ids = rng.integers(0, args.rows, 40 * args.bags)[: 20 * args.bags + 4096]
-            lengths[np.cumsum(lengths) > len(ids)] = 0
-            weights = jnp.asarray(rng.random(len(ids), np.float32))
-            operands = (jnp.asarray(ids.astype(np.int32)), kvjax.keys(kvjax.hash_keys(ids)), lengths, weights)
-            for (name, way), measured in seconds.items():
-                began = time.perf_counter()
-                jax.block_until_ready(functions[name][way](*operands))
-                if turn > 2:  # the first turns compile
-                    measured.append(time.perf_counter() - began)
-        for name in functions:
-            dense, ours = (float(np.median(seconds[name, way])) * 1e3 for way in (0, 1))
+        ways = {
+            f"{name}, {way}": lambda t, call=call: call(*batches[t % 8])
+            for name, both in calls(dim, args.rows, args.bags).items()
+            for way, call in zip(("dense", "ours"), both, strict=True)
+        }
+        seconds = in_turns(ways, args.turns)
+        for name in ("forward", "gradient"):
+            dense, ours = (1e3 * seconds[f"{name}, {way}"] for way in ("dense", "ours"))
             report.add_row(str(dim), name, f"{dense:.1f}", f"{ours:.1f}", f"{dense / ours:.2f}")
     Console().print(report)
 

@@ -10,12 +10,14 @@ steps take turns; medians of wall-clock time. With `--devices` the table is over
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from common import in_turns
 
 FEATURES, DIM = 26, 16
 
@@ -65,16 +67,15 @@ def measured(batch: int, length: int, devices: int, turns: int) -> dict[str, Any
     ways = {"together": True, "one by one": False}
     steps = {way: step_of(together) for way, together in ways.items()}
     tables = {way: kvjax.get_table(f"features {way}", dim=DIM, mesh=mesh) for way in ways}
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(turns + 3):  # the first ones compile, and make the rows
-        for way, step in steps.items():
-            began = time.perf_counter()
-            tables[way], value = step(tables[way], keys[turn % 4])
-            jax.block_until_ready((tables[way].version, value))
-            times[way].append(time.perf_counter() - began)
+
+    def step(way: str, turn: int) -> Any:
+        tables[way], value = steps[way](tables[way], keys[turn % 4])
+        return tables[way].version, value
+
+    seconds = in_turns({way: functools.partial(step, way) for way in ways}, turns, first=4)  # which make the rows
     for way in ways:
         kvjax.drop_table(f"features {way}")
-    return {"batch": batch, "length": length} | {way: 1e3 * float(np.median(t[3:])) for way, t in times.items()}
+    return {"batch": batch, "length": length} | {way: 1e3 * each for way, each in seconds.items()}
 
 
 def main() -> None:

@@ -54,8 +54,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import in_turns, zipf
+from gpu_sizes import SMOKE, Size, filled
 from gpu_step import DIM, TABLES, measure_step
-from gpu_timing import SMOKE, Size, filled, medians
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -107,8 +108,7 @@ def batches_of(case: Case, rows: int, size: Size) -> jax.Array:
     """Some batches of keys: words ``(batches, batch, 2)``."""
     rng, n = np.random.default_rng(0), size.batch
     if case.keys == "zipf":
-        weights = np.cumsum(1 / np.arange(1, rows + 1))
-        ids = np.searchsorted(weights, rng.random(8 * n) * weights[-1]).reshape(8, n)
+        ids = zipf(rng, rows, (8, n), 1.0)
     else:
         count = min(8, rows // n)
         ids = rng.permutation(rows)[: count * n].reshape(count, n)
@@ -171,8 +171,8 @@ def measure_calls(case: Case, size: Size) -> dict[str, Any]:
         return run
 
     memory, copy = jnp.ones(size.copied // 4), jax.jit(jnp.copy)
-    wall = medians({"call": way(once, 1), "copy": lambda _: copy(memory)}, size)
-    inside = medians({"program": way(many, size.queued)}, size, queued=1)["program"] / size.queued
+    wall = in_turns({"call": way(once, 1), "copy": lambda _: copy(memory)}, size.turns, queued=size.queued)
+    inside = in_turns({"program": way(many, size.queued)}, size.turns)["program"] / size.queued
     bandwidth = 2 * size.copied / wall["copy"]
     load = table.stats().load
     kvjax.drop_table(table.name)
@@ -220,7 +220,8 @@ def measure_tiers(size: Size) -> dict[str, Any]:
     for _ in range(2 * rows // size.batch):  # as many keys as there are rows, and once more
         table = apply(table, keys["hot"], grads)
     lookup = jax.jit(lambda table, keys: table.lookup(keys))
-    seconds = medians({name: lambda _, k=k: lookup(table, k) for name, k in keys.items()}, size)
+    ways = {name: lambda _, k=k: lookup(table, k) for name, k in keys.items()}
+    seconds = in_turns(ways, size.turns, queued=size.queued)
     kvjax.drop_table(table.name)
     return {
         "hot_seconds": seconds["hot"],
@@ -247,7 +248,7 @@ def measure_deltas(size: Size) -> dict[str, Any]:
         close_cursor(table, open_cursor(table))
 
     ways = {"cursor": cursor, "delta": lambda _: changes_since(table, mark), "whole": lambda _: table.snapshot()}
-    seconds = medians(ways, size, queued=1)
+    seconds = in_turns(ways, size.turns)
     changes = changes_since(table, mark)
     assert changes is not None and len(changes.rows.rows) == len(few)
     close_cursor(table, mark)

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from gpu_timing import Size, filled, medians
+from common import in_turns
+from gpu_sizes import Size, filled
 
 import kvjax
 
@@ -118,7 +119,7 @@ def measure_step(size: Size) -> dict[str, Any]:
     for name, unique in (("static, unique", True), ("static", False)):
         arrays = rows_of(begin[1][0]["tables"], size)
         ways[name] = in_chain(*static(arrays, tx, unique), numbers, labels)
-    seconds = medians(ways, size)
+    seconds = in_turns(ways, size.turns, queued=size.queued)
     for name in list(kvjax.tables()):
         kvjax.drop_table(name)
     best = min(seconds["static"], seconds["static, unique"])

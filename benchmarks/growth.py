@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import in_turns
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -35,12 +34,7 @@ ROWS = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 50_000_000)
 
 def cost(size: Size, call: Callable[[int], Any]) -> float:
     """Nanoseconds a key."""
-    times = []
-    for turn in range(size.turns + 2):  # the first two compile, and make the slots
-        began = time.perf_counter()
-        jax.block_until_ready(call(turn))
-        times.append(time.perf_counter() - began)
-    return 1e9 * statistics.median(times[2:]) / size.keys
+    return 1e9 * in_turns({"call": call}, size.turns)["call"] / size.keys
 
 
 def raw(size: Size, batches: list[np.ndarray], columns: int, writes: bool) -> float:

@@ -6,12 +6,14 @@ Each step trains `keys` keys of which a tenth are new; the tables are full from 
 """
 
 import argparse
+import functools
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import in_turns
 from rich.console import Console
 from rich.table import Table as Grid
 
@@ -38,7 +40,7 @@ def main() -> None:
     rng, grads = np.random.default_rng(0), jnp.ones((args.keys, args.dim))
     step = jax.jit(lambda table, keys: table.apply(optax.sgd(0.1), kvjax.SparseRows(keys, grads))[0])
 
-    tables, times = {}, {kind: [] for kind in KINDS}
+    tables = {}
     for kind, options in KINDS.items():
         options = dict(options)
         if options.get("evict") == "ahead":
@@ -47,24 +49,25 @@ def main() -> None:
             options["max_capacity"] = args.rows
         table = kvjax.get_table(kind, dim=args.dim, **options)
         tables[kind] = table.upsert(np.arange(args.rows), np.ones((args.rows, args.dim), np.float32))
-    fresh = args.rows
+    new = args.keys // 10
+    batches = []
     for turn in range(args.calls + 1):
         keys = rng.integers(0, args.rows, args.keys)
-        keys[: args.keys // 10] = np.arange(fresh, fresh + args.keys // 10)
-        fresh += args.keys // 10
-        keys = kvjax.keys(keys)
-        for kind, table in tables.items():
-            started = time.perf_counter()
-            tables[kind] = jax.block_until_ready(step(table, keys))
-            if turn:  # the first compiles
-                times[kind].append(time.perf_counter() - started)
+        keys[:new] = args.rows + turn * new + np.arange(new)
+        batches.append(kvjax.keys(keys))
+
+    def train(kind: str, turn: int) -> kvjax.Table:
+        tables[kind] = step(tables[kind], batches[turn])
+        return tables[kind]
+
+    seconds = in_turns({kind: functools.partial(train, kind) for kind in KINDS}, args.calls, first=1)
     grid = Grid("table", "ms a step", "rows", "evicted", "refused", "stats(), us")
     for kind, table in tables.items():
         started = time.perf_counter()
         for _ in range(20):
             stats = table.stats()
         cost = (time.perf_counter() - started) / 20
-        milliseconds = f"{1e3 * np.median(times[kind]):.1f}"
+        milliseconds = f"{1e3 * seconds[kind]:.1f}"
         evicted = f"{sum(stats.evicted.values()):,}"
         grid.add_row(kind, milliseconds, f"{stats.size:,}", evicted, f"{stats.refused:,}", f"{1e6 * cost:.0f}")
     Console().print(grid)

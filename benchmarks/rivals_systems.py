@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import numpy as np
+from common import zipf
 
 RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 RING = 16  # batches of each kind, in turn
@@ -24,12 +25,6 @@ def ids_of(rows: np.ndarray) -> np.ndarray:
     for _ in range(2):
         x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     return (x >> np.uint64(1)).astype(np.int64)
-
-
-def zipf(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
-    """Row numbers by Zipf's law with the exponent 1.05, in no order."""
-    share = np.cumsum(1 / np.arange(1, rows + 1) ** 1.05)
-    return np.random.default_rng(1).permutation(rows)[np.searchsorted(share / share[-1], rng.random(size))]
 
 
 class Kvjax:

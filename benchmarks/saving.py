@@ -23,18 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from common import anonymous, zipf
 
 import kvjax
 
 TX = optax.adam(1e-3)
-
-
-def anonymous() -> int:
-    """Bytes of memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) << 10
-    raise OSError("no RssAnon")
 
 
 class Peak:
@@ -144,13 +137,6 @@ def main() -> None:
             without_a_save(training, manager, args.window / 5)
             for number in range(args.saves):
                 measure_save(training, manager, number, args.window)
-
-
-def zipf(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Ranks below n, by Zipf's law with the exponent 1.05, in an order of their own."""
-    share = np.cumsum(1 / np.arange(1, n + 1) ** 1.05)
-    found = np.searchsorted(share / share[-1], rng.random(shape))
-    return rng.permutation(n)[found]
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ import math
 import time
 from pathlib import Path
 
-import jax
-import numpy as np
+from common import in_turns
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -45,15 +44,8 @@ def rest(seconds: float = 0.05) -> None:
 
 
 def measured(pair: Pair, turns: int) -> Result:
-    times: tuple[list[float], list[float]] = [], []
-    for turn in range(turns + 2):  # the first two compile
-        for call, into in zip((pair.ours, pair.other), times, strict=True):
-            rest()
-            began = time.perf_counter()
-            jax.block_until_ready(call(turn))
-            into.append(time.perf_counter() - began)
-    ours, other = (1e3 * float(np.median(t[2:])) for t in times)
-    return Result(pair.what, pair.beside, ours, other)
+    ours, other = in_turns({"ours": pair.ours, "other": pair.other}, turns, before=rest).values()
+    return Result(pair.what, pair.beside, 1e3 * ours, 1e3 * other)
 
 
 def drop_tables() -> None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import zipf
 
 import kvjax
 
@@ -43,12 +44,6 @@ class Pair:
 
 def uniform(rng: np.random.Generator, size: Size) -> np.ndarray:
     return rng.integers(0, size.rows, size.keys)
-
-
-def zipf(rng: np.random.Generator, size: Size, exponent: float = 1.05) -> np.ndarray:
-    weights = np.arange(1, size.rows + 1, dtype=np.float64) ** -exponent
-    ranks = np.searchsorted(np.cumsum(weights) / weights.sum(), rng.random(size.keys))
-    return np.random.default_rng(9).permutation(size.rows)[np.minimum(ranks, size.rows - 1)]
 
 
 def keys_of(ids: np.ndarray) -> kvjax.Keys:
@@ -126,8 +121,8 @@ def train_steps(size: Size, dim: int) -> Iterator[Pair]:
         state = mu.at[distinct].set(m, **put), nu.at[distinct].set(n, **put), count
         return rows.at[distinct].add(move, **put), state, loss
 
-    for name, draw in (("uniform", uniform), ("Zipf", zipf)):
-        ids = [draw(rng, size) for _ in range(8)]
+    for name in ("uniform", "Zipf"):
+        ids = [uniform(rng, size) if name == "uniform" else zipf(rng, size.rows, size.keys) for _ in range(8)]
         ours, other = [keys_of(i) for i in ids], [jnp.asarray(i, jnp.int32) for i in ids]
         table = filled(f"train{dim}", dim, size.rows)
         mine = Loop(step, table, tx.init({"table": table}))

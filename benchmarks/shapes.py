@@ -13,9 +13,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import anonymous
 from rich.console import Console
 from rich.table import Table
-from saving import anonymous
 
 import kvjax
 

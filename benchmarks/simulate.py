@@ -12,6 +12,7 @@ import argparse
 import time
 
 import numpy as np
+from common import zipf
 
 import kvjax
 
@@ -23,8 +24,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8192)
     args = parser.parse_args()
     rng = np.random.default_rng(0)
-    share = np.cumsum(1 / np.arange(1, args.keys + 1))
-    log = [np.searchsorted(share / share[-1], rng.random(args.batch)) * 7919 for _ in range(args.steps)]
+    log = list(zipf(rng, args.keys, (args.steps, args.batch), 1.0) * 7919)
     distinct = len(np.unique(np.concatenate(log)))
     limits = [max(args.keys // part, args.batch) for part in (30, 6, 2)] + [None]
     print(f"{args.steps * args.batch:,} occurrences of {distinct:,} keys, limits {limits}")

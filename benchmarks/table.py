@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import filled, in_turns
 from rich.console import Console
 from rich.table import Table
 
@@ -25,12 +26,9 @@ import kvjax
 TURNS = 40
 
 
-def filled(dim: int, rows: int, batch: int) -> kvjax.Table:
+def made(dim: int, rows: int, batch: int) -> kvjax.Table:
     table = kvjax.get_table(f"dim{dim}", dim=dim, initializer=kvjax.initializers.normal(1.0))
-    insert = jax.jit(lambda table, keys: table.lookup_or_insert(keys)[1], donate_argnums=0)
-    for start in range(0, rows, batch):
-        table = insert(table, kvjax.keys(kvjax.hash_keys(np.arange(start, start + batch))))
-    return jax.block_until_ready(table)
+    return filled(table, -(-rows // batch) * batch, batch)
 
 
 def calls(dim: int, rows: int, batch: int) -> dict[str, Callable]:
@@ -39,7 +37,7 @@ def calls(dim: int, rows: int, batch: int) -> dict[str, Callable]:
     lookup = jax.jit(lambda table, keys: table.lookup(keys))
     merge = jax.jit(lambda keys, grads: kvjax.merge(kvjax.SparseRows(keys, grads)).rows)
     take = jax.jit(lambda dense, ids: dense[ids])
-    first = filled(dim, rows, batch)
+    first = made(dim, rows, batch)
     absent = kvjax.keys(kvjax.hash_keys(np.arange(rows + batch, rows + 2 * batch)))  # behind the last batch
     out = {
         "dense gather": lambda ids, keys: take(dense, ids),
@@ -58,22 +56,16 @@ def compare(dims: list[int], rows: int, batch: int) -> None:
     for dim in dims:
         functions = calls(dim, rows, batch)
         report = report or Table("dim", *functions, title="milliseconds a call")
-        seconds = {name: [] for name in functions}
-        for turn in range(TURNS):
-            ids = rng.integers(0, rows, batch)
-            operands = jnp.asarray(ids.astype(np.int32)), jax.block_until_ready(kvjax.keys(kvjax.hash_keys(ids)))
-            for name, call in functions.items():
-                began = time.perf_counter()
-                jax.block_until_ready(call(*operands))
-                if turn > 2:  # the first turns compile and make the slots
-                    seconds[name].append(time.perf_counter() - began)
-        report.add_row(str(dim), *(f"{np.median(s) * 1e3:.1f}" for s in seconds.values()))
+        batches = [rng.integers(0, rows, batch) for _ in range(8)]
+        operands = [(jnp.asarray(ids.astype(np.int32)), kvjax.keys(kvjax.hash_keys(ids))) for ids in batches]
+        ways = {name: lambda t, call=call: call(*operands[t % 8]) for name, call in functions.items()}  # noqa: B023
+        report.add_row(str(dim), *(f"{s * 1e3:.1f}" for s in in_turns(ways, TURNS).values()))
     Console().print(report)
 
 
 def grow() -> None:
     began, rows = time.perf_counter(), 30_000_000 // 2**18 * 2**18
-    table = filled(4, rows, 2**18)
+    table = made(4, rows, 2**18)
     seconds, resident = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"{len(table):,} rows in {seconds:.1f} s, {rows / seconds / 1e6:.1f} M rows/s, {resident / rows:.0f} B a row")
 
