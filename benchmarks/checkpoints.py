@@ -30,7 +30,7 @@ from kvjax._table import loads
 from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._write import snapshot, write
+from kvjax.checkpoint._write import freeze, write
 
 TURNS = 6
 
@@ -93,8 +93,8 @@ def main() -> None:
                 both = [folder, Path(name) / "copy"]
                 clock(f"merge, {rule}", lambda: kvjax.checkpoint.merge(both, Path(name) / rule, rule))  # noqa: B023
             table = table.refresh()
-            stored = clock("| collect and copy", lambda: snapshot("t", table))  # noqa: B023
-            clock("| write and flush", lambda: write(stages, [stored]))  # noqa: B023
+            stored = clock("| freeze", lambda: freeze("t", table, None, None))  # noqa: B023
+            clock("| copy, write and flush", lambda: write(stages, [stored]))  # noqa: B023
             clock("| manifest", lambda: write_manifest(stages))  # noqa: B023
             source = ChainRows(Chain(stages), "t").source()
             clock("| read and check", lambda: sum(1 for _ in source.rows()))  # noqa: B023

@@ -25,8 +25,7 @@ class FrozenRows:
     there are two of a row only where a write has come to it first.
 
     Attributes:
-      size: number of rows.
-      pinned: whether one of them is pinned.
+      num_rows: number of rows.
       last_step: of the table.
       offsets: ``(buckets + 1,)`` int64, the first row of each virtual bucket.
       slot_types: dtype and shape of each slot, "float32[64]", in the optimizer's order.
@@ -34,8 +33,7 @@ class FrozenRows:
       types: dtype and shape of what a row has in each column; "pinned" is only there if one is.
     """
 
-    size: int
-    pinned: bool
+    num_rows: int
     last_step: int
     offsets: np.ndarray
     slot_types: dict[str, str]
@@ -43,9 +41,6 @@ class FrozenRows:
     types: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
     _spec: TableSpec
     _shards: Sequence[tuple[Any, Sequence[str]]]  # each with its slots
-
-    def __len__(self) -> int:
-        return self.size
 
     def copy_next(self, to: Mapping[str, np.ndarray], pause: Callable[[float], object]) -> int:
         """Copies the next rows, sorted by (bucket, key); each row is given once.
@@ -77,7 +72,7 @@ class FrozenRows:
 
         def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
             piece = {name: np.empty((stop - start, *shape), dtype) for name, (dtype, shape) in types.items()}
-            if not self.pinned:
+            if "pinned" not in self.types:
                 piece["pinned"][:] = False
             rest = {name: piece[name].reshape(-1).view(np.uint8) for name in self.types}
             while len(rest["keys"]):
@@ -86,7 +81,7 @@ class FrozenRows:
                 rest = {name: data[rows * row_bytes(types[name]) :] for name, data in rest.items()}
             return {name: piece[name] for name in names}
 
-        return Source(types, self.size, read, {})
+        return Source(types, self.num_rows, read, {})
 
 
 def freeze_rows(table: Handle, raises: bool = True, op: str = "save") -> FrozenRows | None:
@@ -113,12 +108,10 @@ def freeze_rows(table: Handle, raises: bool = True, op: str = "save") -> FrozenR
     frozen: list[dict[str, Any]] = [spec.host.freeze(spec.name, shard, version, True, op, raises) for shard in shards]
     slots: dict[str, str] = next((dict(one["slots"]) for one in frozen if one["slots"]), {})
     types = column_types(spec.dim, spec.row_dtype, spec.key_dtype, slots)
-    pinned = any(one["pinned"] for one in frozen)
-    if not pinned:
+    if not any(one["pinned"] for one in frozen):
         del types["pinned"]
     return FrozenRows(
-        size=sum(one["rows"] for one in frozen),
-        pinned=pinned,
+        num_rows=sum(one["rows"] for one in frozen),
         last_step=max(one["last_step"] for one in frozen),
         offsets=np.sum([one["offsets"] for one in frozen], axis=0),
         slot_types=slots,

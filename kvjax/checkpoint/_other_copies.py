@@ -52,4 +52,4 @@ def _contents(table: Table) -> list[int]:
     frozen = None if is_device(table.spec.storage.backend) else of_newest(table, freeze_rows)
     if frozen is None:
         return [num_rows(table, table.spec.originals), table.stats().last_step, 0]
-    return [len(frozen), frozen.last_step, host.digest(frozen.offsets.view(np.uint8))]
+    return [frozen.num_rows, frozen.last_step, host.digest(frozen.offsets.view(np.uint8))]

@@ -56,18 +56,16 @@ def described(name: str, dim: int, options: Mapping[str, Any], shards: Sequence[
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A table as it goes to disk: its description, and the arrays that this process has of it.
+    """A table as it goes to disk: its description, and what this process has of it.
 
     Attributes:
       meta: what kvjax.json says.
-      arrays: by name.
+      arrays: those of which not each row has some, by name.
+      rows: the columns of rows; None if there is no part of the table here.
       shard: which of the shards on disk this process writes, None for none. The first also writes what all share.
-      frozen: what gives the columns of the rows, where they are not among the arrays.
-      pruned: those that are left, likewise.
     """
 
     meta: dict[str, Any]
     arrays: dict[str, np.ndarray]
-    shard: int | None = None
-    frozen: FrozenRows | None = None
-    pruned: Source | None = None
+    rows: Source | FrozenRows | None
+    shard: int | None

@@ -1,11 +1,11 @@
-"""Writing: what each process has of a table, copied out of memory and put on disk."""
+"""Writing: what each process has of a table, frozen or copied, and put on disk."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -32,20 +32,66 @@ from kvjax.checkpoint._write_shard import write_shard
 from kvjax.initializers import Pool
 
 
-def snapshot(name: str, table: Table, prune: PruneLike | None = None, since: Cursor | None = None) -> Stored:
-    """Copies a table out of memory, to be saved under a name; training may go on while the copy is written.
-
-    With a cursor, only what has changed since that, if the table knows.
-    """
-    return _stored(name, table, prune, since, lambda: copied(table, "save", once=True))
-
-
 def freeze(name: str, table: Table, prune: PruneLike | None, since: Cursor | None) -> Stored:
-    """As `snapshot`, but rows are copied only as they are written, and before that those that training comes to.
+    """What this process has of a table, to be saved under a name; training may go on while it is written.
 
-    Not where rows are pruned, have changed since a cursor, or come from several shards of a partitioner's.
+    Rows are copied as they are written, and before that those that training comes to. Copied here are those that are
+    pruned, have changed since a cursor, if the table knows which, or are not there in the order of the disk.
     """
-    return _stored(name, table, prune, since, lambda: of_newest(table, freeze_rows) or copied(table, "save", once=True))
+    spec, placement, process = table.spec, shared_placement(table), jax.process_index()
+    if placement is None and process != 0:
+        return Stored({}, {}, None, None)
+    together(placement, spec.name, "save", lambda: None, made_with(spec.dim, vars(spec)))
+    changes = None if since is None else _changes(table, name, since)
+    if changes is not None:
+        taken: Snapshot | FrozenRows = changes.rows
+        rows = _rows_of(taken)
+    elif prune is not None:
+        taken, keep = _pruned(table, prune)
+        rows = _rows_of(taken, keep)
+    else:
+        taken = together(
+            placement, spec.name, "save", lambda: of_newest(table, freeze_rows) or copied(table, "save", once=True)
+        )
+        rows = taken if isinstance(taken, FrozenRows) else _rows_of(taken)
+    # A sketch of zeros is none; the only key that waits may be 0.
+    arrays = {name: x for name, x in taken.admission.items() if (x.any() if name == "sketch" else len(x))}
+    if changes is not None and len(changes.removed):
+        arrays[REMOVED] = changes.removed
+    extras = {name: [array.dtype.name, list(array.shape)] for name, array in arrays.items()}
+    if "pinned" in rows.types:
+        extras["pinned"] = ["bool", [rows.num_rows]]
+    own = {
+        "rows": rows.num_rows,
+        "extras": extras,
+        "last_step": taken.last_step if isinstance(taken, FrozenRows) else taken.rows.last_step,
+        "slots": list(taken.slot_types.items()),  # in the optimizer's order, which is part of what they are
+    }
+    writers, processes = (placement.writers, placement.processes) if placement else ((0,), (0,))
+    by_process = dict(zip(processes, allgather_json(placement, own), strict=True))
+    meta = described(name, spec.dim, vars(spec), [by_process[p] for p in writers])
+    if spec.placement is not None and spec.placement.partitioner is not None:
+        meta["partitioner"] = name_of(spec.placement.partitioner)
+    if since is not None and changes is not None:
+        meta["delta"] = {"since": since.checkpoint, "counts_of_all": changes.counts_of_all}
+    arrays["offsets"] = taken.offsets
+    if isinstance(spec.initializer, Pool):
+        arrays[POOL] = spec.initializer.array()
+    return Stored(meta, arrays, rows, writers.index(process) if process in writers else None)
+
+
+def _frozen_or_copied(table: Table) -> Snapshot | FrozenRows:
+    return of_newest(table, freeze_rows) or copied(table, "save", once=True)
+
+
+def _rows_of(copy: Snapshot, keep: np.ndarray | None = None) -> Source:
+    """The rows of a copy, or those where `keep` is true, without a column of pins if none is pinned. Nothing is copied:
+    what is kept would be a second copy of the table, if few rows are left out."""
+    rows = Source.of(copy.rows.columns(), {})
+    if keep is not None:
+        rows = rows.where(keep)
+    pinned = any(pins.any() for pins in rows.pieces("pinned"))
+    return rows if pinned else rows.only([name for name in rows.types if name != "pinned"])
 
 
 def _pruned(table: Table, prune: PruneLike) -> tuple[Snapshot, np.ndarray]:
@@ -78,60 +124,6 @@ def _changes(table: Table, name: str, since: Cursor) -> TableChanges | None:
     return None if None in known or len(set(known)) != 1 else found
 
 
-def _stored(
-    name: str, table: Table, prune: PruneLike | None, since: Cursor | None, take: Callable[[], Snapshot | FrozenRows]
-) -> Stored:
-    spec, placement, process = table.spec, shared_placement(table), jax.process_index()
-    if placement is None and process != 0:
-        return Stored({}, {})
-    together(placement, spec.name, "save", lambda: None, made_with(spec.dim, vars(spec)))
-    changes = None if since is None else _changes(table, name, since)
-    keep: np.ndarray | None = None
-    pruned: Source | None = None
-    if changes is not None:
-        taken: Snapshot | FrozenRows = changes.rows
-    elif prune is not None:
-        taken, keep = _pruned(table, prune)
-    else:
-        taken = together(placement, spec.name, "save", take)
-    # A sketch of zeros is none; the only key that waits may be 0.
-    arrays = {name: x for name, x in taken.admission.items() if (x.any() if name == "sketch" else len(x))}
-    if changes is not None and len(changes.removed):
-        arrays[REMOVED] = changes.removed
-    extras = {name: [array.dtype.name, list(array.shape)] for name, array in arrays.items()}
-    frozen = taken if isinstance(taken, FrozenRows) else None
-    rows = taken if isinstance(taken, FrozenRows) else taken.rows
-    size = len(rows)
-    if isinstance(rows, FrozenRows):
-        pinned = rows.pinned
-    else:
-        pinned = bool((rows.pinned if keep is None else rows.pinned & keep).any())
-        columns = {name: array for name, array in rows.columns().items() if name != "pinned" or pinned}
-        if keep is None:
-            arrays |= columns
-        else:  # a copy of those that are kept would be a second one of the table, if few are left out
-            pruned = Source.of(columns, {}).where(keep)
-            size = pruned.num_rows
-    own = {
-        "rows": size,
-        "extras": extras | ({"pinned": ["bool", [size]]} if pinned else {}),
-        "last_step": rows.last_step,
-        "slots": list(taken.slot_types.items()),  # in the optimizer's order, which is part of what they are
-    }
-    writers, processes = (placement.writers, placement.processes) if placement else ((0,), (0,))
-    by_process = dict(zip(processes, allgather_json(placement, own), strict=True))
-    shards = [by_process[p] for p in writers]
-    arrays["offsets"] = taken.offsets
-    if isinstance(spec.initializer, Pool):
-        arrays[POOL] = spec.initializer.array()
-    meta = described(name, spec.dim, vars(spec), shards)
-    if spec.placement is not None and spec.placement.partitioner is not None:
-        meta["partitioner"] = name_of(spec.placement.partitioner)
-    if since is not None and changes is not None:
-        meta["delta"] = {"since": since.checkpoint, "counts_of_all": changes.counts_of_all}
-    return Stored(meta, arrays, writers.index(process) if process in writers else None, frozen, pruned)
-
-
 def shared_placement(table: Table) -> Placement | None:
     """Where a table is of which several processes have parts. Of any other each process has one of its own, and
     process 0 saves it."""
@@ -156,15 +148,15 @@ def write(directory: AnyPath, stored: Sequence[Stored]) -> None:
 
 
 def _write_shard(directory: AnyPath, stored: Stored, number: int) -> None:
+    rows, pieces, frozen = stored.rows, [stored.arrays], None
+    assert rows is not None, "who writes a shard has rows"
     kinds = {name: (array.dtype, array.shape) for name, array in stored.arrays.items()}
-    if stored.frozen is not None:
-        n = len(stored.frozen)
-        kinds |= {name: (dtype, (n, *shape)) for name, (dtype, shape) in stored.frozen.types.items()}
-    pieces: Iterable[Mapping[str, np.ndarray]] = [stored.arrays]
-    if stored.pruned is not None:
-        kinds |= {name: (dtype, stored.pruned.shape(name)) for name, (dtype, _) in stored.pruned.types.items()}
-        pieces = itertools.chain(pieces, _pieces(stored.pruned))
-    write_shard(directory, stored.meta, number, kinds, pieces, stored.frozen)
+    kinds |= {name: (dtype, (rows.num_rows, *shape)) for name, (dtype, shape) in rows.types.items()}
+    if isinstance(rows, FrozenRows):
+        frozen = rows
+    else:
+        pieces = itertools.chain(pieces, _pieces(rows))
+    write_shard(directory, stored.meta, number, kinds, pieces, frozen)
 
 
 def _pieces(rows: Source) -> Iterator[dict[str, np.ndarray]]:

@@ -159,26 +159,25 @@ def rows_of(arrays):
 def two_shards(make, mesh, tmp_path):
     """A checkpoint as two processes write it, and the rows in it."""
     table = trained(make(3, mesh=mesh(4), admit=kvjax.admit.MinCount(2), initializer=1.0).pin(KEYS[:9]), 3)
-    stored = _write.snapshot("t", table)
-    whole = rows_of(stored.arrays)
+    copy, meta = table.snapshot(), _write.freeze("t", table, None, None).meta
+    columns = source.Source.of(copy.rows.columns(), {})
+    whole = rows_of(copy.rows.columns())
     shards_meta, parts = [], []
-    copy = table.snapshot()
     for shards in ((0, 1), (2, 3)):
         low, high = (copy.offsets[len(copy.offsets) // 4 * s] for s in (shards[0], shards[1] + 1))
         keep = np.zeros(len(copy.rows), bool)
         keep[low : (high or None)] = True
-        arrays = {name: a[keep] if len(a) == len(keep) else a for name, a in stored.arrays.items() if name != "offsets"}
-        mine = table.spec.placement.owners(arrays["pending_keys"])
-        for name in ("pending_keys", "pending_counts"):
-            arrays[name] = arrays[name][np.isin(mine, shards)]
+        mine = np.isin(table.spec.placement.owners(copy.admission["pending_keys"]), shards)
+        arrays = {name: copy.admission[name][mine] for name in ("pending_keys", "pending_counts")}
         arrays["offsets"] = np.concatenate([[0], np.cumsum(keep)])[copy.offsets]
-        extras = {n: [a.dtype.name, a.shape] for n, a in arrays.items() if n in ("pinned", *copy.admission)}
+        extras = {n: [a.dtype.name, a.shape] for n, a in arrays.items() if n in copy.admission}
+        extras["pinned"] = ["bool", [int(keep.sum())]]
         shards_meta.append({"rows": int(keep.sum()), "extras": extras})
-        parts.append(arrays)
-    meta = {key: value for key, value in stored.meta.items() if key != "extras"}
+        parts.append((arrays, columns.where(keep)))
+    meta = {key: value for key, value in meta.items() if key != "extras"}
     meta |= {"num_shards": 2, "shards": shards_meta, "name": "t"}
-    for i, arrays in enumerate(parts):
-        _write.write(tmp_path, [_stored.Stored(meta, arrays, i)])
+    for i, (arrays, rows) in enumerate(parts):
+        _write.write(tmp_path, [_stored.Stored(meta, arrays, rows, i)])
     write_manifest(tmp_path)
     return tmp_path, table, whole
 
