@@ -138,9 +138,7 @@ def _convert(command: argparse.ArgumentParser) -> None:
     command.add_argument("--from", dest="kind", choices=(*IMPORTED, "kvjax"),
                          help="kind of source; by default taken from the file extension, or a checkpoint")  # fmt: skip
     command.add_argument(
-        "--to",
-        choices=(*EXPORTED, "kvjax"),
-        help="kind of output; by default taken from the file extension, or kvjax",
+        "--to", choices=(*EXPORTED, "kvjax"), help="kind of output; by default taken from the file extension, or kvjax"
     )
     command.add_argument("--slots", action="store_true", help="include the optimizer's slots")
     command.add_argument(

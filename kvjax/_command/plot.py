@@ -103,8 +103,5 @@ def _growth(checkpoint: str, base: Sequence[str] | None) -> dict[str, dict[int, 
                 out.setdefault(name, {})[step] = number
     if lost:
         steps = ", ".join(map(str, sorted(lost)))
-        print(
-            f"kvjax inspect --plot: the growth is without steps whose rows cannot be read: {steps}",
-            file=sys.stderr,
-        )
+        print(f"kvjax inspect --plot: the growth is without steps whose rows cannot be read: {steps}", file=sys.stderr)
     return out

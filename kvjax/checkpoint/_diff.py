@@ -199,11 +199,7 @@ def _add(found: TableDiff, a: dict[str, np.ndarray], b: dict[str, np.ndarray], e
     found.removed += int(gone.sum())
     found.added += int(come.sum())
     found.changed += int(other.sum())
-    for kind, keys in (
-        ("added", b["keys"][come]),
-        ("removed", a["keys"][gone]),
-        ("changed", a["keys"][in_a][other]),
-    ):
+    for kind, keys in (("added", b["keys"][come]), ("removed", a["keys"][gone]), ("changed", a["keys"][in_a][other])):
         have = found.examples.setdefault(kind, [])
         have += keys[: max(examples - len(have), 0)].tolist()
 

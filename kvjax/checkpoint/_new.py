@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvjax._formats.atomic import NewFolder, NewInStore, new_folder, saying
 from kvjax._formats.paths import AnyPath
+from kvjax._values.errors import fail
 from kvjax.checkpoint._built_on import built_on, listed
 from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain, has_manifest
@@ -55,10 +56,10 @@ def begin(
             check_free(new.target, overwrite, op, source, over_base)
             new.begin()
     except BlockingIOError as error:
-        raise CheckpointError(
-            f"kvjax: {op}: want {new.target} for this {op} alone, got another one that is under way; wait for that, or "
-            "give another path"
-        ) from error
+        raise fail(
+            CheckpointError, None, op, f"{new.target} for this {op} alone", "another one that is under way",
+            "wait for that, or give another path",
+        ) from error  # fmt: skip
 
 
 def check_free(target: AnyPath, overwrite: bool, op: str, source: Chain | None = None, over_base: bool = False) -> None:
@@ -76,43 +77,33 @@ def check_free(target: AnyPath, overwrite: bool, op: str, source: Chain | None =
       CheckpointError: something is there, or it is no checkpoint, or has something else in its folder, which is not
         ours to replace, or it is the source, or another builds on it; or it would be in a checkpoint.
     """
+
+    def refused(want: str, but: str = "", mend: str = "give another path") -> Exception:
+        return fail(CheckpointError, None, op, want, f"{target}{but}", mend)
+
     check_outside(target, op)
     if not target.exists():
         return
+    nothing, tool = "a path with nothing there", "with the store's own tool"
     if is_unfinished(target):
-        raise CheckpointError(
-            f"kvjax: {op}: want a path with nothing there, got {target}, where another save is under way, or was "
-            "killed; give another path, or delete that with the store's own tool"
-        )
+        but = ", where another save is under way, or was killed"
+        raise refused(nothing, but, f"give another path, or delete that {tool}")
     if not isinstance(target, Path):
-        raise CheckpointError(
-            f"kvjax: {op}: want a path with nothing there, got {target}, which exists, and nothing in a store can be "
-            "replaced at once; give another, or delete that first with the store's own tool"
-        )
+        but = ", which exists, and nothing in a store can be replaced at once"
+        raise refused(nothing, but, f"give another, or delete that first {tool}")
     if not overwrite:
-        raise CheckpointError(
-            f"kvjax: {op}: want a path with nothing there, got {target}, which exists; give another, or overwrite=True"
-        )
+        raise refused(nothing, ", which exists", "give another, or overwrite=True")
     if source is not None and is_same(target, source.catalog.directory):
-        raise CheckpointError(
-            f"kvjax: {op}: want another place than that of the checkpoint it reads, got {target}; give another path"
-        )
+        raise refused("another place than that of the checkpoint it reads")
     if not is_checkpoint(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise CheckpointError(
-            f"kvjax: {op}: want a checkpoint to replace, or nothing, got {target}, which is something else; give "
-            "another path, or delete that first"
-        )
-    others = sorted(_foreign(target))
-    if others:
-        raise CheckpointError(
-            f"kvjax: {op}: want a folder with a checkpoint alone to replace, got {target}, in which there is "
-            f"{', '.join(map(repr, others[:3]))}, too; move that elsewhere, or give another path"
-        )
+        mend = "give another path, or delete that first"
+        raise refused("a checkpoint to replace, or nothing", ", which is something else", mend)
+    if others := sorted(_foreign(target)):
+        but = f", in which there is {', '.join(map(repr, others[:3]))}, too"
+        raise refused("a folder with a checkpoint alone to replace", but, "move that elsewhere, or give another path")
     if not over_base and (builders := built_on(target, source)):
-        raise CheckpointError(
-            f"kvjax: {op}: want to replace a checkpoint that no other builds on, got {target}: {listed(builders)} "
-            "on it, and would not restore any more; give another path"
-        )
+        but = f": {listed(builders)} on it, and would not restore any more"
+        raise refused("to replace a checkpoint that no other builds on", but)
 
 
 def _foreign(checkpoint: Path) -> Iterator[str]:
@@ -139,6 +130,5 @@ def check_outside(target: AnyPath, op: str) -> None:
     """
     around = next((folder for folder in target.parents if has_manifest(folder)), None)
     if around is not None:
-        raise CheckpointError(
-            f"kvjax: {op}: want a place outside of checkpoints, got {target}, which is in {around}; give another path"
-        )
+        want, got = "a place outside of checkpoints", f"{target}, which is in {around}"
+        raise fail(CheckpointError, None, op, want, got, "give another path")
