@@ -36,7 +36,7 @@ def freeze(name: str, table: Table, prune: PruneLike | None, since: Cursor | Non
     """What this process has of a table, to be saved under a name; training may go on while it is written.
 
     Rows are copied as they are written, and before that those that training comes to. Copied here are those that are
-    pruned, have changed since a cursor, if the table knows which, or are not there in the order of the disk.
+    pruned, that have changed since a cursor, or that `freeze_rows` does not freeze.
     """
     spec, placement, process = table.spec, shared_placement(table), jax.process_index()
     if placement is None and process != 0:
@@ -78,10 +78,6 @@ def freeze(name: str, table: Table, prune: PruneLike | None, since: Cursor | Non
     if isinstance(spec.initializer, Pool):
         arrays[POOL] = spec.initializer.array()
     return Stored(meta, arrays, rows, writers.index(process) if process in writers else None)
-
-
-def _frozen_or_copied(table: Table) -> Snapshot | FrozenRows:
-    return of_newest(table, freeze_rows) or copied(table, "save", once=True)
 
 
 def _rows_of(copy: Snapshot, keep: np.ndarray | None = None) -> Source:
