@@ -64,8 +64,9 @@ def rowwise_adagrad(
 
     Args:
       learning_rate: number or schedule.
-      initial_accumulator_value: where sums begin.
-      eps: added to the sum, under the root.
+      initial_accumulator_value: where sums begin, as in `optax.adagrad`; FBGEMM's begin at 0. A mean over a large batch
+        makes gradients whose squares are nothing beside 0.1: see docs/optimizers.md.
+      eps: added to the sum, under the root; FBGEMM adds its own to the root.
 
     Returns:
       An optax transform. Its slot in tables is "sum_of_squares", ``()`` float32.

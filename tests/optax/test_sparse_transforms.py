@@ -297,3 +297,23 @@ def test_rates_that_change(make_tx, make):
     rows = kvjax.SparseRows(np.array([4]), jnp.ones((1, 3)))
     updates, _ = tx.update({"t": rows}, state, {"t": table})
     np.testing.assert_array_equal(optax.apply_updates({"t": table}, updates)["t"].lookup(4), 1)
+
+
+def test_rowwise_adagrad_as_in_fbgemm():
+    """By the arguments in docs/migration.md. Small gradients, as a mean over a large batch makes them, count."""
+    grads, sums, moved = np.random.default_rng(0).normal(size=(STEPS, 1, DIM)).astype(np.float32) * 1e-5, 0.0, 0.0
+    for g in grads.astype(np.float64):
+        sums += np.mean(g**2)
+        moved -= 0.3 * g / (np.sqrt(sums) + 1e-8)
+
+    def trained(tx):
+        w, state = jnp.zeros((1, DIM)), tx.init(jnp.zeros((1, DIM)))
+        for g in grads:
+            updates, state = tx.update(jnp.asarray(g), state)
+            w = optax.apply_updates(w, updates)
+        return w
+
+    np.testing.assert_allclose(trained(rowwise_adagrad(0.3, 0.0, 1e-16)), moved, atol=2e-3)
+    assert np.abs(trained(rowwise_adagrad(0.3))).max() < 1e-3 * np.abs(moved).max()  # SGD, and hardly any
+    by_sum = trained(optax.chain(optax.scale(1e5), rowwise_adagrad(0.3)))
+    assert np.abs(by_sum).max() > 0.3 * np.abs(moved).max()
