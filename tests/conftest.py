@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import hypothesis
@@ -30,6 +31,20 @@ ROOT = Path(__file__).parents[1]
 
 MOST_MEMORY = 3 << 30
 """Bytes of a process with which it forgets its programs."""
+
+
+class Contexts(threading.local):
+    """MLIR's, in which a thread lowers the programs of a file of tests. JAX 0.10 makes one for each program, which
+    takes six times as long as to lower a small one, and 0.12 one for ten."""
+
+    kept = None
+
+    def get(self, make):
+        self.kept = self.kept or make()
+        return self.kept
+
+
+CONTEXTS = Contexts()
 
 # The same examples in every run, so that only a change makes a test fail, and no minutes of shrinking when one does.
 # `--hypothesis-profile=search` tries others, and shrinks.
@@ -64,6 +79,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    gc.set_threshold(50_000)  # what is collected leaves little garbage, and a tenth of the time went to looking for it
     config.addinivalue_line("markers", "cpu_table: about the CPU table alone; skipped where tables are on a device")
     config.addinivalue_line("markers", "slow: takes seconds, and adds to what a quick test checks; .ci/run has some")
     marks.full = config.option.markexpr != "not slow"
@@ -91,6 +107,7 @@ def pytest_configure(config):
         raise pytest.UsageError("kvjax was imported before it was told the backend: import it where a fixture runs")
     global jax, kvjax, tables, Elsewhere, mesh_trouble, PROCESS
     import jax
+    from jax._src.interpreters import mlir
 
     import kvjax
     from kvjax._process import PROCESS
@@ -98,6 +115,8 @@ def pytest_configure(config):
     from tests.support import tables
     from tests.support.elsewhere import Elsewhere
 
+    make_context = mlir.make_ir_context
+    mlir.make_ir_context = lambda: CONTEXTS.get(make_context)
     if backend == "cuda" and (state := kvjax.backends()["cuda"]) != "loaded":
         raise pytest.UsageError(f"--backend=cuda wants a GPU, got {state!r}: see docs/cuda.md")
 
@@ -128,7 +147,6 @@ def pytest_collection_finish():
     """Modules and tests stay to the end: a twentieth of the time went to looking through them for garbage."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -177,6 +195,7 @@ def _drop_tables():
 def _drop_programs():
     """Compiled programs are shared by modules, until they take much memory; where the system says it."""
     yield
+    CONTEXTS.kept = None  # with the constants of all programs
     statm = Path("/proc/self/statm")
     pages = int(statm.read_text().split()[1]) if statm.exists() else math.inf
     if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
