@@ -153,6 +153,20 @@ def test_every_row_is_what_the_rule_says(parts, begun, rule, data, small, tmp_pa
     kvjax.drop_table("t")
 
 
+def test_slots_that_were_not_seen_weigh_as_their_checkpoints(tmp_path):
+    for name, slots, freq in (("a", (1, 0.0), 0), ("b", (1, 4.0), 0), ("c", None, 2)):
+        write(tmp_path / name, {7: ([0.0, 0.0], slots, freq, 1, False)})
+    merge([tmp_path / name for name in "abc"], tmp_path / "out", "frequency", weights=[1, 3, 1])
+    assert read(tmp_path / "out")[7][1] == (1, 3.0)
+
+
+def test_a_row_that_nobody_has_changed_keeps_its_slots(tmp_path):
+    for name, with_slots in (("0", True), ("a", True), ("b", False)):
+        write(tmp_path / name, {7: ([1.0, 2.0], (1, 4.0) if with_slots else None, 3, 1, False)}, with_slots)
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out", ancestor=tmp_path / "0")
+    assert read(tmp_path / "out")[7][1] == (1, 4.0)
+
+
 def test_what_one_checkpoint_alone_has_is_copied_to_the_bit(make, tmp_path):
     table = make(3, dtype="bfloat16").upsert(np.array(KEYS), np.random.default_rng(0).normal(size=(6, 3)))
     table = table.pin([7])
@@ -326,8 +340,8 @@ def test_training_apart_from_an_ancestor_and_its_deltas(mesh, tmp_path):
     np.testing.assert_array_equal(one.values, other.values)
     for name in one.slots:
         np.testing.assert_array_equal(one.slots[name], other.slots[name])
-    with pytest.raises(ValueError, match=r"'t', merge: want an ancestor .* step 2 for those of steps \[1\]; give the"):
-        merge([tmp_path / "1"], tmp_path / "no", ancestor=tmp_path / "a")
+    with pytest.raises(ValueError, match=r"'t', merge: want an ancestor .* step 2 .* steps \[2, 1\]; give the"):
+        merge([tmp_path / "a", tmp_path / "1"], tmp_path / "no", ancestor=tmp_path / "a")
 
 
 def test_deltas_shards_and_pools(make, mesh, tmp_path):

@@ -202,6 +202,7 @@ class Model:
         self.stats["refused"] += sum(counts[k] for k in refused)
         self.stats["admitted"] += len(totals) - len(refused)
         self.stats["occurrences"] += len(keys)
+        self.stats["distinct"] += len(sums)
         self.last_step = max(self.last_step, step)
 
     def _train(self, key, grad, update, occurrences, step):

@@ -274,6 +274,7 @@ class TableMachine(RuleBasedStateMachine):
         assert stats.evicted == evicted
         for name in ("inserted", "removed", "refused", "admitted", "occurrences", "over_capacity"):
             assert getattr(stats, name) == model[name], name
+        assert stats.unique_ratio == (model["distinct"] / model["occurrences"] if model["occurrences"] else 1.0)
         assert stats.size == len(self.model.rows) and stats.tracked == len(self.model.admission.pending)
 
     def teardown(self):
