@@ -40,6 +40,8 @@ class Contexts(threading.local):
     kept = None
 
     def get(self, make):
+        if ir.Context.current is not None:  # within a lowering, whose program another would become a part of
+            return make()
         self.kept = self.kept or make()
         return self.kept
 
@@ -105,9 +107,10 @@ def pytest_configure(config):
     os.environ.update(BACKENDS.get(backend, {}))
     if "kvjax" in sys.modules:  # by a conftest in a folder, which would get another backend than it was asked for
         raise pytest.UsageError("kvjax was imported before it was told the backend: import it where a fixture runs")
-    global jax, kvjax, tables, Elsewhere, mesh_trouble, PROCESS
+    global jax, ir, kvjax, tables, Elsewhere, mesh_trouble, PROCESS
     import jax
     from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
 
     import kvjax
     from kvjax._process import PROCESS
