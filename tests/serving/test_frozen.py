@@ -178,10 +178,11 @@ def test_rows_in_fewer_bits(make, tmp_path):
                 tmp_path / "bad", table.upsert(0, np.full(24, bad)).export(), quantise=dtype, missing="zeros"
             )
         table = table.refresh()
-    odd = table.upsert(0, np.array([np.inf, -np.inf, np.nan, *[1.0] * 21]))
+    nans = np.array([0x7FFFFFFF, 0xFFFFFFFF], np.uint32).view(np.float32)  # which would become zeros if rounded
+    odd = table.upsert(0, np.float32([np.inf, -np.inf, np.nan, 1.0, *nans, *[1.0] * 18]))
     for dtype in (None, "float16", "bfloat16"):
         np.testing.assert_array_equal(
-            FrozenTable.write(tmp_path / "odd", odd, quantise=dtype).lookup(0)[:4], [np.inf, -np.inf, np.nan, 1]
+            FrozenTable.write(tmp_path / "odd", odd, quantise=dtype).lookup(0)[:6], [np.inf, -np.inf, np.nan, 1, *nans]
         )
 
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import kvjax
+from kvjax._table.stats import _summed
 from tests.support.marks import few, slow, wide_is_slow
 from tests.support.tables import finished, on_gpu
 
@@ -332,3 +333,13 @@ def test_memory_exhaustion_is_an_error_that_changes_nothing():
         assert len(upsert(table, keys, values)) == 20000
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=300)
+
+
+def test_numbers_of_shards_are_one_tables():
+    numbers = {
+        "size": (3, 1, 4), "probe_mean": (1.0, 5.0, 2.0), "probe_longest": (4, 2, 4), "last_step": (7, 9, 9),
+        "rounds": (2, 2, 2), "extra_rounds": (0, 1, 1), "hits": (5, 1, 6),
+        "evicted": ({"a": 1}, {"a": 2, "b": 3}, {"a": 3, "b": 3}),
+    }  # fmt: skip
+    one, other, both = ({name: each[i] for name, each in numbers.items()} for i in range(3))
+    assert _summed([one, other]) == both
