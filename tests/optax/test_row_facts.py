@@ -62,6 +62,26 @@ def facts(n):
     return RowFacts(count, count, count, Words(zero, zero), Words(zero + np.uint32(1), zero), keys)
 
 
+@jax.jit
+def on_dense_rows():
+    """Rows by frequency, and noise of three steps by two seeds."""
+    rows, noises = jnp.zeros((5, 2)), []
+    for seed in (1, 1 + 2**32):
+        tx = add_row_noise(1.0, gamma=2.0, seed=seed)
+        state, noise = tx.init(rows), [None] * 3
+        for i in range(3):
+            noise[i], state = tx.update(rows, state, row_facts=facts(5))
+        noises.append(noise)
+    return scale_by_frequency(-1.0, 2).update(rows + 1, optax.EmptyState(), row_facts=facts(5))[0], jnp.array(noises)
+
+
+def test_each_argument_counts():
+    scaled, noise = on_dense_rows()
+    np.testing.assert_allclose(scaled[:, 0], [1 / 2, 1 / 2, 1 / 2, 1 / 3, 1 / 4], rtol=1e-6)
+    np.testing.assert_allclose(noise[:, 1:], noise[:, :1] * np.array([1 / 2, 1 / 3])[:, None, None], rtol=1e-5)
+    assert (noise[0] != noise[1]).all() and len(np.unique(noise[0, 0])) == 10
+
+
 @slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dense_parameters_want_facts(dtype):
