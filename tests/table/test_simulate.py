@@ -75,15 +75,19 @@ def test_a_sample_is_a_log_of_its_keys():
     """With half of each limit; numbers are those of all keys again."""
     log = [RNG.zipf(1.2, 500) % 5000 for _ in range(20)]
     mine = [batch[buckets_of(batch) < 32768] for batch in log]
-    limits, seen = [1000, 2000, None], []
-    sampled = simulate(log, limits, sample=0.5, progress=seen.append)
-    alone = simulate(mine, [500, 1000, None])
+    limits, seen = [400, 2000, None], []
+    twice = kvjax.admit.MinCount(2)
+    sampled = simulate(log, limits, admit=twice, sample=0.5, progress=seen.append)
+    alone = simulate(mine, [200, 1000, None], admit=twice)
     assert seen == [500] * 20
     missing = 0.5 * 10000 - sum(map(len, mine))
     for limit, one, other in zip(limits, sampled, alone, strict=True):
-        assert one.max_capacity == limit and (one.rows, one.evicted) == (2 * other.rows, 2 * other.evicted)
+        assert one.max_capacity == limit
+        for number in ("rows", "inserted", "evicted", "refused"):
+            assert getattr(one, number) == 2 * getattr(other, number), number
         assert one.hit_rate == pytest.approx((other.hit_rate * sum(map(len, mine)) + missing) / 5000)
-    whole = simulate(log, limits)
+    assert sampled[0].evicted > 0 < sampled[0].refused
+    whole = simulate(log, limits, admit=twice)
     assert [one.hit_rate for one in sampled] == pytest.approx([one.hit_rate for one in whole], abs=0.05)
 
 
