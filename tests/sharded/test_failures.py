@@ -92,5 +92,6 @@ def test_a_failing_read_does_not_forget_a_write(make, mesh):
 def test_a_partitioner_of_64_bits_does_not_wrap(make, mesh):
     with jax.enable_x64(True):
         table = make(mesh=mesh(4), partitioner=lambda keys, n: keys.words[:, 0].astype(jnp.int64) * 2**32)
-        with pytest.raises(FAILED, match=r"want shards in 0\.\.3, got 2147483647 for key 1"):
-            jax.block_until_ready(table.lookup(np.array([0, 1])))
+        for key, got in ((1, 2147483647), (-1, -1)):
+            with pytest.raises(FAILED, match=rf"want shards in 0\.\.3, got {got} for key {key}\b"):
+                jax.block_until_ready(table.lookup(np.array([0, key])))
