@@ -27,7 +27,6 @@ from kvjax._spmd.explicit import as_auto, explicit_mesh, on_some_mesh, sharding_
 from kvjax._spmd.varying import known, manual_axes, varying, varying_over
 from kvjax._values.arrays import one_program
 from kvjax._values.errors import fail
-from kvjax.ffi import is_device
 
 
 def inside(spec: TableSpec, op: str) -> bool:
@@ -257,12 +256,6 @@ def repeated(placement: Placement, values: Any) -> tuple[str, ...]:
     JAX knows that with ``check_vma=True``. Without it, and under ``pmap``, each device is taken to have its own.
     """
     return tuple(axis for axis in placement.axes if known([axis]) and axis not in varying(values))
-
-
-def alone(spec: TableSpec) -> bool:
-    """Whether a device writes as a table in one place does, because it is all of its mesh: what several calls find by a
-    version, another thread could have changed between them. A shard on a GPU takes no other calls than a shard's."""
-    return spec.mesh_placement.alone and not is_device(spec.storage.backend)
 
 
 def position(placement: Placement) -> jax.Array:

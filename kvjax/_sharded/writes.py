@@ -149,7 +149,7 @@ def _write_part(
         mask, routed = routing.owned(spec, placement.num_shards, keys, to, mesh.position(placement))
         status = jnp.maximum(status, routed)
     batch = _batch(spec, op, version, keys, mask, values)
-    if mesh.alone(spec):
+    if placement.alone:
         (version,) = routing.agree(spec, op, mesh.agreed(status), [varying_like(version, status)])
         return settle(writer(spec, op, "whole", version, batch, **options))
     together = _makes_space(spec, op)

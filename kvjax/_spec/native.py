@@ -21,6 +21,7 @@ def native_options(spec: TableSpec) -> dict[str, Any]:
     return {
         "dim": spec.dim,
         "placement": spec.placement_number,
+        "sharded": spec.sharded,
         "score": functools.partial(PROCESS.call_score, spec.exported),
         "dtype": spec.dtype,
         **_initial_rows(spec),

@@ -109,6 +109,12 @@ class TableSpec(Options):
         return self.placement
 
     @property
+    def sharded(self) -> bool:
+        """Whether several devices have rows of the table, or copies of it: on a mesh of one, calls are as in one
+        place."""
+        return self.placement is not None and not self.placement.alone
+
+    @property
     def num_shards(self) -> int:
         return 1 if self.placement is None else self.placement.num_shards
 

@@ -16,13 +16,13 @@ from kvjax.storage import External, Hybrid, given_by_user
 
 # What tables in the memory of a GPU cannot be yet, by the argument of kvjax.get_table that asks for it.
 _NOT_ON_CUDA: dict[str, Callable[[TableSpec], bool]] = {
-    "mesh= beside max_capacity=": lambda spec: spec.placement is not None and spec.max_capacity is not None,
-    "mesh= beside evict=": lambda spec: spec.placement is not None and spec.evict is not None,
+    "mesh= beside max_capacity=": lambda spec: spec.sharded and spec.max_capacity is not None,
+    "mesh= beside evict=": lambda spec: spec.sharded and spec.evict is not None,
     # Pinned memory may wait for a GPU, which may wait for another one of the process.
     "mesh= over several GPUs of a process beside storage.Hybrid": lambda spec: (
         isinstance(spec.storage, Hybrid) and spec.placement is not None and len(spec.placement.local) > 1
     ),
-    "mesh= beside a row that unadmitted keys share": lambda spec: spec.placement is not None and spec.shares_row,
+    "mesh= beside a row that unadmitted keys share": lambda spec: spec.sharded and spec.shares_row,
 }
 
 
@@ -76,7 +76,7 @@ def check_evict(spec: TableSpec, op: str) -> None:
     Raises:
       ValueError: it cannot yet.
     """
-    if ffi.is_device(spec.storage.backend) and spec.placement is not None:
+    if ffi.is_device(spec.storage.backend) and spec.sharded:
         mend = "kvjax.reshard(table, None), and back to the mesh afterwards"
         raise _not_on_cuda(spec, op, f"{op} of a table with mesh=", mend)
 

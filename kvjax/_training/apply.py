@@ -27,7 +27,7 @@ from kvjax._sharded.space import prepare
 from kvjax._sharded.writes import settle
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
-from kvjax._spmd.varying import varying_like
+from kvjax._spmd.varying import varying, varying_like, varying_over
 from kvjax._training.merge import check_dtypes, merge, merge_on_shard
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise
@@ -90,9 +90,9 @@ transferred. A call outside of a program hands over small arrays of the host in 
 
 
 def _tries(spec: TableSpec) -> bool:
-    """Whether a step is planned by trying it, so that its end does all of it, with what its rows become if XLA makes
-    that: a device's in one place. It holds nothing from call to call, and nobody waits for it."""
-    return spec.placement is None and is_device(spec.storage.backend)
+    """Whether a step of a table whose rows are all here is planned by trying it, so that its end does all of it, with
+    what its rows become if XLA makes that: a device's. It holds nothing from call to call, and nobody waits for it."""
+    return is_device(spec.storage.backend)
 
 
 @PROCESS.blaming()
@@ -166,6 +166,9 @@ def _apply(spec: TableSpec, way: Way, update: Update) -> StepResult:
         return way.in_one_place(spec, update)
 
     def part(update: Update, status: jax.Array) -> StepResult:
+        if spec.mesh_placement.alone:
+            version, state, status = way.in_one_place(spec, _unless_failed(spec, update, status))
+            return settle(version), state, status
         word, state, status = _plan_on_shard(spec, way, update, status)
         return *_end_on_shard(spec, way, dataclasses.replace(update, state=state), word), status
 
@@ -173,20 +176,32 @@ def _apply(spec: TableSpec, way: Way, update: Update) -> StepResult:
 
 
 def _plan(spec: TableSpec, way: Way, update: Update, unasked: jax.Array | None) -> StepResult:
-    if spec.placement is not None:
-        return _on_shards(spec, update, functools.partial(_plan_on_shard, spec, way), unasked)
+    if spec.placement is None:
+        return _plan_here(spec, way, update, unasked)
+    part = _plan_alone if spec.placement.alone else _plan_on_shard
+    return _on_shards(spec, update, functools.partial(part, spec, way), unasked)
+
+
+def _plan_here(spec: TableSpec, way: Way, update: Update, unasked: jax.Array | None) -> StepResult:
+    """Of a table whose rows are all in one place."""
+
+    def unless(failed: jax.Array | None, do: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        if failed is None:
+            return do()
+        like = functools.partial(varying_over, axes=varying((update.version, update.grads, unasked)))
+        return jax.lax.cond(failed == 0, lambda: like(do()), lambda: like(otherwise()))
+
     planned = functools.partial(_tried if _tries(spec) else type(way).in_one_place, way, spec, update)
-    skip = jnp.asarray(update.version), update.state, jnp.uint32(0) if unasked is None else unasked
-    word, state, status = planned() if unasked is None else jax.lax.cond(unasked == 0, planned, lambda: skip)
+    word, state, status = unless(unasked, planned, lambda: (jnp.asarray(update.version), update.state, unasked))
     if not _tries(spec) or not isinstance(way, InChunks):
         return word, state, status
     merged = merge(update.grads)
     make = functools.partial(way.made, spec, update, merged)
-    if unasked is None:
-        made, state = make()
-    else:
-        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make)[0])
-        made, state = jax.lax.cond(status == 0, make, lambda: (none, update.state))
+
+    def none() -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make)[0]), update.state
+
+    made, state = unless(None if unasked is None else status, make, none)
     return word, (merged, made, state), order.after(spec, status, jax.tree.leaves(made))
 
 
@@ -201,21 +216,29 @@ def _tried(way: Way, spec: TableSpec, update: Update) -> StepResult:
 
 
 def _end(spec: TableSpec, way: Way, update: Update, word: jax.Array, joint: jax.Array) -> tuple[jax.Array, Any]:
-    if _tries(spec):
-        return _end_tried(spec, way, update, joint)
     if spec.placement is None:
-
-        def run(word: jax.Array, joint: jax.Array, grads: SparseRows) -> Any:
-            done = functools.partial(training.end_apply, spec, word, flat(grads).rows, joint)
-            return (), (_unless_refused(spec, way, update.version, joint, done),)
-
-        return as_auto(run, (), word, joint, update.grads)[1][0], update.state
+        return _end_here(spec, way, update, word, joint)
 
     def part(update: Update, _: jax.Array, word: jax.Array, joint: jax.Array) -> tuple[jax.Array, Any]:
+        if spec.mesh_placement.alone:
+            return _end_here(spec, way, update, word, joint)
         done = functools.partial(_end_on_shard, spec, way, update, order.after(spec, word, [joint]))
         return _unless_refused(spec, way, update.version, joint, done, update.state)
 
     return _on_shards(spec, update, part, None, word, joint)
+
+
+def _end_here(spec: TableSpec, way: Way, update: Update, word: jax.Array, joint: jax.Array) -> tuple[jax.Array, Any]:
+    if _tries(spec):
+        return _end_tried(spec, way, update, joint)
+
+    def run(word: jax.Array, joint: jax.Array, grads: SparseRows) -> Any:
+        def done() -> jax.Array:
+            return settle(training.end_apply(spec, word, flat(grads).rows, joint))
+
+        return (), (_unless_refused(spec, way, update.version, joint, done),)
+
+    return as_auto(run, (), word, joint, update.grads)[1][0], update.state
 
 
 def _end_tried(spec: TableSpec, way: Way, update: Update, joint: jax.Array) -> tuple[jax.Array, Any]:
@@ -224,9 +247,9 @@ def _end_tried(spec: TableSpec, way: Way, update: Update, joint: jax.Array) -> t
 
     def done(version: jax.Array) -> jax.Array:
         if isinstance(way, ByProgram):
-            return dataclasses.replace(way, phase="planned").in_one_place(spec, update, version)[0]
+            return settle(dataclasses.replace(way, phase="planned").in_one_place(spec, update, version)[0])
         merged, made, _ = held
-        return way.write(spec, version, merged, update.step, made, planned=True)
+        return settle(way.write(spec, version, merged, update.step, made, planned=True))
 
     state = held[-1] if isinstance(way, InChunks) else held
     if way.phase == "keep":
@@ -300,8 +323,6 @@ def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array)
 
     status: ``()`` uint32, of what came before.
     """
-    if mesh.alone(spec):
-        return _plan_alone(spec, way, update, status)
     version = update.version
     merged, failed = merge_on_shard(spec, update.grads)
     status = jnp.maximum(status, failed)
@@ -323,28 +344,22 @@ def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array)
 
 
 def _plan_alone(spec: TableSpec, way: Way, update: Update, status: jax.Array) -> StepResult:
-    keeps = way.phase == "keep"
-    way = way if keeps else dataclasses.replace(way, phase="plan")
-
-    def planned(version: jax.Array) -> StepResult:
-        word, state, number = way.in_one_place(spec, dataclasses.replace(update, version=version))
-        return varying_like(word, version), state, varying_like(number, version)
-
-    version = varying_like(update.version, status)
-    if not keeps:
-        (version,) = routing.agree(spec, "apply", status, [version])
-        word, state, number = planned(version)
+    """The same on a mesh of one device, which has all rows: what several calls find by a version, another thread could
+    have changed between them."""
+    if way.phase == "keep":
+        word, state, number = _plan_here(spec, way, update, status)
     else:
-        state = () if isinstance(way, ByProgram) else update.state
-        skip = version, state, varying_like(status, version)
-        word, state, number = jax.lax.cond(status == 0, planned, lambda _: skip, version)
-    return word, update.state if isinstance(way, ByProgram) else state, mesh.agreed(number)
+        word, state, number = _plan_here(spec, way, _unless_failed(spec, update, status), None)
+    return word, state, mesh.agreed(number)
+
+
+def _unless_failed(spec: TableSpec, update: Update, status: jax.Array) -> Update:
+    """The update, unless the status is that of a failure, which is raised."""
+    (version,) = routing.agree(spec, "apply", status, [varying_like(update.version, status)])
+    return dataclasses.replace(update, version=version)
 
 
 def _end_on_shard(spec: TableSpec, way: Way, update: Update, word: jax.Array) -> tuple[jax.Array, Any]:
-    if mesh.alone(spec):
-        rows = flat(update.grads).rows
-        return settle(training.end_apply(spec, word, rows, jnp.uint32(0))), update.state
     begun = training.commit_step(spec, word)
     return settle(begun.version), update.state
 

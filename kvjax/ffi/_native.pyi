@@ -80,8 +80,8 @@ class Native(Protocol):
         Makes the shards of a table that live in this process.
 
         options: what a table is, by the keys dim, dtype, kind, segments, pool, seed (of the initializer), storage,
-        sharded, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, evict_every,
-        count_batches, score and engine (of storage.External).
+        placement, sharded, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy,
+        evict_every, count_batches, score and engine (of storage.External).
         devices, shards, owns_shared: for each shard the device it lives on, its number,
         and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.
         """

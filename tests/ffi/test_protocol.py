@@ -1,6 +1,7 @@
 """Calls that no program of kvjax makes, as a damaged exported program may: numbers out of range, and calls of a step or
 a planned write in another order or of other sizes. Each is refused, and the table stays as it is."""
 
+import contextlib
 import threading
 
 import jax
@@ -16,8 +17,6 @@ from tests.support.marks import slow
 WORD, FALSE, TRUE = jax.ShapeDtypeStruct((), np.uint32), np.bool_(False), np.bool_(True)
 REFUSED = (ValueError, RuntimeError)
 DIM = 4
-
-pytestmark = pytest.mark.cpu_table
 
 
 def words(*shape):
@@ -156,6 +155,7 @@ CASES = {
 }
 
 
+@pytest.mark.cpu_table
 @pytest.mark.parametrize("case", CASES)
 def test_calls_that_no_program_makes_are_refused(case, make):
     table = make(DIM).upsert(np.arange(8), np.full((8, DIM), 2.0, np.float32))
@@ -198,21 +198,21 @@ def test_of_two_threads_with_one_handle_one_writes_on_a_mesh_of_one_device(write
 
         def run(i, table=table, done=done, start=start):
             start.wait()
-            try:
-                jax.block_until_ready(writes[write](table, *batches[i]))
-                done.append(i)
-            except REFUSED:
-                pass
+            with contextlib.suppress(REFUSED):
+                written = jax.block_until_ready(writes[write](table, *batches[i]))
+                done.extend([i] if written.version != table.version else [])  # a device says later that it is refused
 
         threads = [threading.Thread(target=run, args=(i,)) for i in (0, 1)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        with contextlib.suppress(REFUSED):
+            kvjax.stats()
         live = table.refresh()
-        assert len(done) <= 1
+        assert len(done) <= 1 and len(live) == sum(sizes[i] for i in done)
         for i in done:
             keys, rows = batches[i]
-            assert len(live) == len(keys)
+            assert live.contains(keys).all()
             if write != "pin":
                 np.testing.assert_array_equal(live.lookup(keys), rows)

@@ -28,7 +28,7 @@ def batches(steps):
         yield rng.zipf(1.6, BATCH) % ROWS, rng.normal(size=BATCH).astype(np.float32)
 
 
-@pytest.mark.parametrize("place", few(["one place", "4"], "one place"))
+@pytest.mark.parametrize("place", few(["one place", "1", "4"], "one place"))
 @pytest.mark.parametrize("every", few([1, 2, 3], 2))
 def test_equals_multi_steps_on_a_dense_table(every, place, make, places):
     table = make(DIM, initializer=1.0, **places[place])

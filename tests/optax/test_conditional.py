@@ -35,7 +35,7 @@ def train(tx, make, steps, bad=(), place=None):
         yield params, state
 
 
-@pytest.mark.parametrize("place", few(["one place", "4"], "one place"))
+@pytest.mark.parametrize("place", few(["one place", "1", "4"], "one place"))
 @pytest.mark.parametrize("most", few([0, 1, 5], 1))
 def test_equals_apply_if_finite_on_a_dense_table(most, place, make, places):
     bad, steps = (1, 3, 4), 6

@@ -41,7 +41,7 @@ def write(table, keys):
 
 
 @pytest.mark.parametrize("first", few([False, True], 0), ids=["trained", "first step"])
-@pytest.mark.parametrize("shards", few([None, 2], 0), ids=["one place", "mesh"])
+@pytest.mark.parametrize("shards", few([None, 1, 2], 0), ids=["one place", "one", "mesh"])
 def test_a_step_that_fails_between_its_calls_leaves_nothing(make, mesh, first, shards):
     fuse, calm = Fuse(), Fuse()
     options: dict = {"admit": kvjax.admit.MinCount(1), "mesh": shards and mesh(shards)}

@@ -157,7 +157,7 @@ def test_a_planned_step_that_is_not_done_is_forgotten(make):
 
 
 @slow
-@pytest.mark.parametrize("shards", [None, 2], ids=["one place", "mesh"])
+@pytest.mark.parametrize("shards", [None, 1, 2], ids=["one place", "one", "mesh"])
 def test_results_are_those_of_each_table_alone(make, mesh, shards):
     where = None if shards is None else mesh(shards)
     params = tables_of(make, Fuse(), {}, {"trainable": False}, mesh=where)

@@ -37,9 +37,9 @@ struct TableSpec {
   int64_t evict_every = 0;     // steps, 0 for never
   bool count_batches = false;  // a key counts once a step, however often it occurs in it
   bool sharded = false;        // over several devices
-  int64_t placement = 0;       // a number of where these are and of who owns which key; 0 in one place
+  int64_t placement = 0;       // a number of where shards are and of who owns which key; 0 in one place
   uint32_t shard = 0;          // which of several this is
-  int32_t device = -1;         // on which of them, by DeviceOrdinal; below 0 if it is not sharded
+  int32_t device = -1;         // on which one, by DeviceOrdinal; below 0 of a table in one place
   bool owns_shared = true;     // whether the row that unadmitted keys share is on this shard
 
   [[nodiscard]] size_t row_bytes() const { return static_cast<size_t>(dim) * ItemSize(type); }

@@ -136,7 +136,7 @@ auto ShardMaker(std::string_view name, const nb::dict& o, const std::vector<int3
   spec.evict_every = nb::cast<int64_t>(o["evict_every"]);
   spec.count_batches = nb::cast<bool>(o["count_batches"]);
   spec.placement = nb::cast<int64_t>(o["placement"]);
-  spec.sharded = spec.placement != 0;
+  spec.sharded = nb::cast<bool>(o["sharded"]);
   const auto capacity = nb::cast<size_t>(o["capacity"]);
   const auto storage = ToString(o["storage"]);
   ScoreFunction score = MakeScore(name, nb::object(o["score"]));
@@ -245,9 +245,8 @@ void BindTables(nb::module_& m) {
       "Makes the shards of a table that live in this process.\n\n"
       "options: what a table is, by the keys dim, dtype, kind, segments, pool, seed (of the initializer), "
       "storage,\n"
-      "sharded, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, "
-      "evict_every,\n"
-      "count_batches, score and engine (of storage.External).\n"
+      "placement, sharded, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy,\n"
+      "evict_every, count_batches, score and engine (of storage.External).\n"
       "devices, shards, owns_shared: for each shard the device it lives on, its number,\n"
       "and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.");
   m.def(
