@@ -164,7 +164,7 @@ class KeyGroups {
   template <class ItemAt>
   void Number(size_t part, const int32_t* counts, std::vector<uint32_t>& cells, ItemAt item_at) {
     const uint32_t begin = begins_[part * blocks_], end = begins_[(part + 1) * blocks_];
-    const size_t mask = std::bit_ceil(std::max<size_t>(2 * (end - begin), 2)) - 1;
+    const size_t mask = std::bit_ceil(std::max<size_t>(size_t{2} * (end - begin), 2)) - 1;
     constexpr uint32_t kFree = 0xFFFFFFFFu;
     cells.assign(mask + 1, kFree);
     uint32_t* const found = &found_[part * blocks_];

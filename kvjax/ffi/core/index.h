@@ -14,10 +14,17 @@
 #include <utility>
 
 #include "kvjax/ffi/core/buckets.h"
+#include "kvjax/ffi/core/portable.h"
 #include "kvjax/ffi/core/search.h"
 #include "kvjax/ffi/core/secret.h"
 
 namespace kvjax {
+
+/// Whether 32 bits, signed or unsigned, cannot hold a key.
+KVJAX_HD inline bool IsWide(uint64_t key) {
+  const auto id = static_cast<int64_t>(key);
+  return id < INT32_MIN || id > static_cast<int64_t>(UINT32_MAX);
+}
 
 class KeyIndex {
  public:

@@ -192,8 +192,7 @@ class RowStore {
       if (rows[i] == kNoRow) continue;
       ++taken;
       if (away_) away_->Inserted(keys[i], rows[i]);
-      const auto key = static_cast<int64_t>(keys[i]);
-      wide_ |= key < INT32_MIN || key > static_cast<int64_t>(UINT32_MAX);
+      wide_ |= IsWide(keys[i]);
     }
     const size_t again = std::min(taken, free_rows_.size());
     free_rows_.resize(free_rows_.size() - again);

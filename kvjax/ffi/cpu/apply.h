@@ -4,6 +4,7 @@
 #include <functional>
 #include <numeric>
 
+#include "kvjax/ffi/core/clock.h"
 #include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/cpu/row_pass.h"
 #include "kvjax/ffi/cpu/table.h"
@@ -85,10 +86,8 @@ inline Located Table::LocateGroups(const ParallelFor& parallel, KeySpan batch, c
 /// nothing.
 inline ApplyPlan Table::PlanApply(Located located, KeySpan keys, const int32_t* counts,
                                   const StepGradients& gradients, int64_t step, const SlotLayout& layout) {
-  ApplyPlan plan{.layout = layout, .step = step};
+  ApplyPlan plan{.layout = layout, .step = StepOf(step, in_.last_step)};
   plan.attach = AttachesSlots(spec_.name, in_.store.layout(), layout);
-  // The table's last step is the clock: an optimizer that counts anew does not turn it back.
-  if (step < in_.last_step) plan.step = in_.last_step + (in_.last_step < INT64_MAX ? 1 : 0);
   plan.change.found = std::move(located);
   const Located& found = plan.change.found;
   std::vector<uint32_t> occurrences(found.fresh.size());

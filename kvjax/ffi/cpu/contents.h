@@ -20,6 +20,7 @@
 
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/clock.h"
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/groups.h"
 #include "kvjax/ffi/core/load.h"
@@ -130,7 +131,7 @@ class Contents {
   }
   /// Whether the table's policy runs by itself between its last step and this one.
   [[nodiscard]] bool Due(const TableSpec& spec, int64_t step) const {
-    return spec.evict_every > 0 && step / spec.evict_every > last_step / spec.evict_every;
+    return IsDue(spec.evict_every, last_step, step);
   }
 
   /// Reserves all memory, keeps the rows that will change, and writes headers and values of the rows to come

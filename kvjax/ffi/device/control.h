@@ -82,7 +82,7 @@ struct Control {
   uint32_t active;     // keys before the padding
   uint32_t window;     // of waiting keys, see AdmissionSpec
   uint32_t refusing;   // whether there is a refusal that has not been raised
-  uint32_t wide;       // whether there has been a key that 32 bits, signed or unsigned, cannot hold
+  uint32_t wide;       // whether there has been a key that IsWide
   uint64_t inserted, removed, admitted, distinct, over_capacity;
   Counts cells_used;     // of the index: in use, or erased and still marked
   Counts waiting;        // keys without a row that are counted one by one

@@ -11,6 +11,7 @@
 
 #include "kvjax/ffi/core/half.h"
 #include "kvjax/ffi/core/instructions.h"
+#include "kvjax/ffi/core/rounding.h"
 #include "kvjax/ffi/device/instructions.h"
 #include "kvjax/ffi/device/lane_rows.h"
 #include "kvjax/ffi/device/memory.h"
@@ -191,57 +192,30 @@ class Lane {
     WriteAt(in_.Single(s.out, in_.rank()), Get(s.arg[0], in_.rank(), static_cast<uint32_t>(column)));
   }
 
-  /// As the CPU's; kvjax/_training/rounding.py says what it computes.
   template <bool kHalf>
   KVJAX_HD void Stochastic(const Step& s, uint32_t rows) const {
     if (s.out.single) {
       if (!in_.Has(rows)) return;
       const uint32_t r = in_.rank(), before = ReadAt<uint32_t>(in_.Single(s.arg[1], r));  // columns
       const auto x = ReadAt<float>(in_.Single(s.arg[0], r));
-      return WriteAt(in_.Single(s.out, r), Rounded<kHalf>(RandomState(r), x, before));
+      return WriteAt(in_.Single(s.out, r), RoundedAtRandom<kHalf>(StateOf(r), before, x));
     }
     in_.Own(rows, [&](uint32_t, uint32_t r) {
-      const uint32_t state = RandomState(r), before = ReadAt<uint32_t>(in_.Single(s.arg[1], r));
+      const uint32_t state = StateOf(r), before = ReadAt<uint32_t>(in_.Single(s.arg[1], r));
       KVJAX_ROLLED
       for (uint32_t k = 0, n = in_.Pieces(s.out); k < n; ++k) {
         const uint32_t begin = in_.Column(k);
         KVJAX_ROLLED
         for (uint32_t c = begin; c < begin + kPiece && c < static_cast<uint32_t>(s.out.width); ++c) {
           const auto x = std::bit_cast<float>(Get(s.arg[0], r, c));
-          Put(s.out, r, c, std::bit_cast<uint32_t>(Rounded<kHalf>(state, x, before + c)));
+          Put(s.out, r, c, std::bit_cast<uint32_t>(RoundedAtRandom<kHalf>(state, before + c, x)));
         }
       }
     });
   }
-  /// Of the random bits of a row in this step.
-  [[nodiscard]] KVJAX_HD uint32_t RandomState(uint32_t r) const {
-    uint32_t state = 0;
-    const uint64_t facts[] = {p_.seed, static_cast<uint64_t>(step_), in_.Key(r)};
-    for (const uint64_t from : facts) {
-      state = Mix32((state ^ static_cast<uint32_t>(from)) + 0x9E3779B9u);
-      state = Mix32((state ^ static_cast<uint32_t>(from >> 32)) + 0x9E3779B9u);
-    }
-    return state;
-  }
-  template <bool kHalf>
-  [[nodiscard]] KVJAX_HD static float Rounded(uint32_t state, float x, uint32_t column) {
-    constexpr uint32_t kTail = (1u << (kHalf ? 13 : 16)) - 1;
-    constexpr float kLargest = kHalf ? 65504.0f : 0x1.FEp127f;
-    const float magnitude = __builtin_fabsf(x);
-    const auto bits = std::bit_cast<uint32_t>(x);
-    const uint32_t random = Mix32(Mix32(state ^ Mix32(column + 1)) + bits);
-    auto rounded = std::bit_cast<float>((bits + (random & kTail)) & ~kTail);
-    if constexpr (kHalf) {  // subnormal ones of the type are multiples of the smallest
-      const float multiple = magnitude / 0x1p-24f, low = __builtin_floorf(multiple);
-      const float up = static_cast<float>(random >> 8) * 0x1p-24f < multiple - low ? 1.0f : 0.0f;
-      if (magnitude < 0x1p-14f) rounded = __builtin_copysignf((low + up) * 0x1p-24f, x);
-    }
-    return magnitude <= kLargest ? rounded : x;
-  }
-  [[nodiscard]] KVJAX_HD static uint32_t Mix32(uint32_t x) {
-    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
-    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
-    return x ^ (x >> 16);
+  /// Of a row in this step.
+  [[nodiscard]] KVJAX_HD uint32_t StateOf(uint32_t r) const {
+    return RandomState(p_.seed, step_, in_.Key(r));
   }
 
   KVJAX_INLINE KVJAX_HD void Run(const Step& s, uint32_t rows) const {

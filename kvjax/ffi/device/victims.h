@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/clock.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/policy.h"
 #include "kvjax/ffi/core/rule.h"
@@ -206,8 +207,7 @@ void DecideSpace(Q& q, ChoiceView v, SpaceRules rules, const uint32_t* number, c
     choice.after = control.size + (n > 0 ? number[n - 1] + flag[n - 1] : 0);
     const uint64_t most = rules.max_capacity;
     choice.excess = most > 0 && choice.after > most ? choice.after - most : 0;
-    const int64_t every = rules.evict_every;
-    const bool due = every > 0 && choice.step / every > control.last_step / every;
+    const bool due = IsDue(rules.evict_every, control.last_step, choice.step);
     const bool evicts = choice.excess > 0 && rules.on_full == OnFull::kEvict;
     choice.needed = evicts ? choice.excess : 0;
     if (rules.has_policy && (due || evicts)) choice.asked = Choice::kPolicy, choice.was_asked[0] = true;

@@ -18,8 +18,7 @@ void EnterLoaded(Q& q, IndexView index, Control* control, const uint64_t* keys, 
     bool took_empty = false;
     index.Insert(keys[i], begin + static_cast<uint32_t>(i), took_empty);
     control->cells_used.Add(i, took_empty ? 1 : 0);
-    const auto wide = static_cast<int64_t>(keys[i]);
-    if (wide < INT32_MIN || wide > static_cast<int64_t>(UINT32_MAX)) Store(control->wide, 1u);
+    if (IsWide(keys[i])) Store(control->wide, 1u);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvjax/ffi/core/clock.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/device/contents.h"
 #include "kvjax/ffi/device/control.h"
@@ -12,8 +13,7 @@
 
 namespace kvjax::device {
 
-/// step: the words of that of a training write, which is below 0 if none was named; or nullptr. One below the
-/// table's last stands for the one after it.
+/// step: the words of the one that a training write names, or nullptr.
 template <class Q>
 void BeginWrite(Q& q, CallView call, const uint32_t* step = nullptr) {
   q.Once([=] KVJAX_HD() {
@@ -21,10 +21,7 @@ void BeginWrite(Q& q, CallView call, const uint32_t* step = nullptr) {
     control.open = call.Current(true) ? 1 : 0;
     control.entering = control.leaving = control.active = 0;
     if (step == nullptr) return;
-    const auto named = static_cast<int64_t>(uint64_t{step[1]} << 32 | step[0]);
-    // The table's last step is the clock: an optimizer that counts anew does not turn it back.
-    const int64_t last = control.last_step;
-    control.step = named >= last ? named : last + (last < INT64_MAX ? 1 : 0);
+    control.step = StepOf(static_cast<int64_t>(uint64_t{step[1]} << 32 | step[0]), control.last_step);
   });
 }
 
@@ -167,7 +164,6 @@ void EnterNew(Q& q, EnterView v, size_t n) {
     if (i == 0 && v.call.open()) control.entering = v.number[n - 1] + v.flag[n - 1];
     const bool enters = i < n && v.call.open() && v.flag[i] != 0;
     const uint64_t key = i < n ? v.keys[i] : 0;
-    const auto wide = static_cast<int64_t>(key);
     uint32_t row = kNoRow;
     bool took_empty = false;
     if (enters) {
@@ -180,7 +176,7 @@ void EnterNew(Q& q, EnterView v, size_t n) {
       v.rows[i] = row;
     }
     const int used = tile.Count(took_empty);
-    const int wides = tile.Count(enters && (wide < INT32_MIN || wide > static_cast<int64_t>(UINT32_MAX)));
+    const int wides = tile.Count(enters && IsWide(key));
     if (tile.rank() == 0) {
       control.cells_used.Add(i / tile.size(), used);
       if (wides > 0 && Load(control.wide) == 0) Store(control.wide, 1u);

@@ -9,6 +9,7 @@
 #define KVJAX_HD [[gnu::always_inline]]
 #include "kvjax/ffi/core/half.h"
 #include "kvjax/ffi/core/instructions.h"
+#include "kvjax/ffi/core/rounding.h"
 #include "kvjax/ffi/cpu/program/elements.h"
 #include "kvjax/ffi/cpu/program/kernels.h"
 #include "kvjax/ffi/cpu/program/sums.h"
@@ -278,45 +279,21 @@ inline void Pick(const Step& s, int32_t rows, int32_t width) {
   }
 }
 
-inline uint32_t Mix32(uint32_t x) {
-  x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
-  x = (x ^ (x >> 13)) * 0xC2B2AE35u;
-  return x ^ (x >> 16);
-}
-
-/// kvjax/_training/rounding.py: to one of the two neighbours in a type of 16 bits, in the mean to the value
-/// itself.
+/// Elements of rows as a type of 16 bits holds them, see core/rounding.h.
 template <bool kHalf>
 void Stochastic(const Step& s, int32_t rows, int32_t dim) {
-  constexpr uint32_t kTail = (1u << (kHalf ? 13 : 16)) - 1;
-  constexpr float kLargest = kHalf ? 65504.0f : 0x1.FEp127f;
-  const auto word = [](uint64_t x, int half) { return static_cast<uint32_t>(x >> (32 * half)); };
   for (int32_t r = 0; r < rows; ++r) {
-    uint32_t state = 0;
-    for (const uint64_t from : {s.random->seed, static_cast<uint64_t>(s.random->step), *s.random->keys[r]})
-      for (const int half : {0, 1}) state = Mix32((state ^ word(from, half)) + 0x9E3779B9u);
+    const uint32_t state = RandomState(s.random->seed, s.random->step, *s.random->keys[r]);
     const auto before = static_cast<uint32_t>(*Read<int32_t>(s.arg[1], r, false));  // columns
     const Float* const in = Read<float>(s.arg[0], r, s.arg[0].rows != nullptr);
     Float* const out = Write<float>(s, r, s.out_rows != nullptr);
     KVJAX_INDEPENDENT
-    for (int32_t i = 0; i < dim; ++i) {
-      const float x = in[i], magnitude = __builtin_fabsf(x);
-      const auto bits = __builtin_bit_cast(uint32_t, x);
-      const uint32_t random = Mix32(Mix32(state ^ Mix32(before + static_cast<uint32_t>(i) + 1)) + bits);
-      float rounded = __builtin_bit_cast(float, (bits + (random & kTail)) & ~kTail);
-      if constexpr (kHalf) {  // subnormal ones of the type are multiples of the smallest
-        const float multiple = magnitude / 0x1p-24f, low = __builtin_floorf(multiple);
-        const float up = static_cast<float>(random >> 8) * 0x1p-24f < multiple - low ? 1.0f : 0.0f;
-        const float small = __builtin_copysignf((low + up) * 0x1p-24f, x);
-        rounded = magnitude < 0x1p-14f ? small : rounded;
-      }
-      out[i] = magnitude <= kLargest ? rounded : x;
-    }
+    for (int32_t i = 0; i < dim; ++i)
+      out[i] = RoundedAtRandom<kHalf>(state, before + static_cast<uint32_t>(i), in[i]);
   }
 }
 
-// ---- all of them
-// -------------------------------------------------------------------------------------------
+// ---- all of them ------------------------------------------------------------------------------------------
 
 #define KVJAX_MOVE(name, arity)
 #define KVJAX_MAP(name, arity, In, Out, expression)                                              \
