@@ -4,8 +4,13 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/cpp/support/check.h"
@@ -229,6 +234,68 @@ TEST(ReadersBesideEveryWrite) {
     for (int step = 0; step < 60; ++step) Write(table, saved, step);
   });
   CHECK(data::Same(data::State(serial), data::State(table)));
+}
+
+TEST(RowsInAnEngineBesideEveryWrite) {
+  // Its calls come one at a time, so it has no lock.
+  std::map<std::pair<std::string, uint64_t>, std::vector<std::byte>> engine_rows;
+  kvjax::TableSpec spec = data::Spec(kDim);
+  spec.max_capacity = 700;
+  spec.on_full = kvjax::OnFull::kEvict;
+  Live source(kDim), serial(spec), table(spec);
+  Keys keys;
+  for (uint64_t key = 0; key < 600; ++key) keys.push_back(key);
+  source.Put(keys, Floats(keys.size() * kDim, 3.0f));
+  const kvjax::Snapshot saved = source.Copy();
+  for (int step = 0; step < 40; ++step) Write(serial, saved, step);
+  table.SetEngine(
+      {.get =
+           [&](std::string_view column, kvjax::Engine::Keys wanted, size_t width, std::byte* out) {
+             for (size_t i = 0; i < wanted.size(); ++i)
+               std::copy_n(engine_rows.at({std::string(column), wanted[i]}).begin(), width, out + i * width);
+           },
+       .put =
+           [&](std::string_view column, kvjax::Engine::Keys given, size_t width,
+               const std::vector<std::byte>& rows) {
+             for (size_t i = 0; i < given.size(); ++i) {
+               const std::byte* const row = rows.data() + i * width;
+               engine_rows[{std::string(column), given[i]}].assign(row, row + width);
+             }
+           },
+       .remove =
+           [&](kvjax::Engine::Keys gone) {
+             for (const uint64_t key : gone)
+               for (const char* column : {"values", "slots"}) engine_rows.erase({column, key});
+           }});
+  std::atomic<uint64_t> turn{0};
+  const auto read = [&](uint32_t version) {
+    const size_t n = 200;
+    Floats rows(n * kDim);
+    const auto found = std::make_unique<bool[]>(n);
+    const kvjax::KeySpan some{keys.data(), n};
+    switch (++turn % 5) {
+      case 0:
+        table.Lookup(kvjax::Serial, version, some, data::AllOf(n), {}, kvjax::Missing::kTable,
+                     reinterpret_cast<std::byte*>(rows.data()), found.get());
+        return true;
+      case 1:
+        table.ReadSlot(kvjax::Serial, version, "", 1, some, reinterpret_cast<std::byte*>(found.get()));
+        return true;
+      case 2:
+        return table.Export(version, true).keys.size() <= 700;
+      case 3:  // of a following handle
+        table.Lookup(kvjax::Serial, std::nullopt, some, data::AllOf(n), {}, kvjax::Missing::kTable,
+                     reinterpret_cast<std::byte*>(rows.data()), found.get());
+        return true;
+      default:
+        return table.Stats().size <= 700;
+    }
+  };
+  ReadBeside(table, read, [&] {
+    for (int step = 0; step < 40; ++step) Write(table, saved, step);
+  });
+  CHECK(data::Same(data::State(serial), data::State(table)));
+  CHECK(engine_rows.size() >= table.Stats().size);
 }
 
 TEST(FrozenRowsBesideEveryWrite) {
