@@ -16,7 +16,7 @@ RESHARD = "tests/table/test_reshard.py::"
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
-    """The text of an error, and the tests that it fails: by their ids, or without [parameters] for all of theirs, or with
+    """The text of an error, and the tests that it fails: by their ids, without [parameters] for all of theirs, or with
     the first of several for all with that."""
 
     message: str
