@@ -59,6 +59,23 @@ def test_equals_multi_steps_on_a_dense_table(every, place, make, places):
         assert params["t"].stats().last_step == n // every
 
 
+def test_of_dense_gradients_the_mean_is_kept():
+    """In float32: in 16 bits what comes after the first would be lost."""
+    tx = kvjax.optax.accumulate(optax.sgd(1.0), 9)
+    params = {"w": jnp.zeros(3, jnp.bfloat16), "none": jnp.zeros((0, 2))}
+    state = tx.init(params)
+    step = jax.jit(tx.update)
+    for n in range(18):
+        grads = {"w": jnp.full(3, 9.0 if n % 9 == 0 else 0.015625, jnp.bfloat16), "none": jnp.zeros((0, 2))}
+        updates, state = step(grads, state, params)
+        assert [x.shape for x in state.grads.values()] == [(1, 3)]
+        want = -1.015625 if n % 9 == 8 else 0.0
+        assert updates["w"].dtype == jnp.bfloat16 and updates["w"].tolist() == [want] * 3
+    other = kvjax.optax.accumulate(optax.sgd(1.0), 2)  # another number of steps, while more are kept
+    _, state = other.update(grads, state._replace(steps=jnp.int32(5)), params)
+    assert state.steps == 0
+
+
 def test_frequencies_are_those_of_all_steps(make):
     params = {"t": make(DIM)}
     tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1)), 2)
