@@ -17,11 +17,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from kvjax._formats import source
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import FileError, needed
 from kvjax._formats.paths import local
 from kvjax._formats.regular import check_regular
-from kvjax._formats.source import PIECE_BYTES, InFile, as_written, raw
+from kvjax._formats.source import InFile, as_written, raw
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER, _TRAILER = 48, 5
@@ -127,7 +128,7 @@ class Bundle:
         crc, rest = 0, entry.size
         with open(path, "rb") as file:
             file.seek(entry.offset)
-            while rest > 0 and (piece := file.read(min(rest, PIECE_BYTES))):
+            while rest > 0 and (piece := file.read(min(rest, source.PIECE_BYTES))):
                 crc, rest = self._crc32c.extend(crc, piece), rest - len(piece)
         return _masked(crc)
 
@@ -238,7 +239,7 @@ Tensor = tuple[np.dtype[Any], tuple[int, ...], Iterable[np.ndarray]]
 def tensor(array: np.ndarray) -> Tensor:
     """One that is in memory."""
     flat = as_written(array).reshape(-1)
-    step = max(1, PIECE_BYTES // max(1, array.dtype.itemsize))
+    step = max(1, source.PIECE_BYTES // max(1, array.dtype.itemsize))
     return array.dtype, array.shape, (flat[i : i + step] for i in range(0, len(flat), step))
 
 
