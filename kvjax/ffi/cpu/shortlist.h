@@ -46,26 +46,18 @@ class Shortlist {
   }
 
   /// Lists the rows that come first, enough for evictions of n. all: those that are not pinned.
-  void Fill(const Rows& all, size_t n, int64_t last_step) {
+  void Fill(const Rows& all, size_t n) {
     Clear();
     const size_t length = Length(all.size(), n);
     if (length == 0) return;
-    // A write gives its rows the last step: those that are of a later one, which only loading makes, would
-    // move forward, to the other rows of the last step.
-    const bool later = std::any_of(all.begin(), all.end(),
-                                   [&](const Candidate& row) { return row.header.version > last_step; });
-    if (later && ranking_.half_life > 0.0) return;
     std::vector<RowRank> first = FirstOf(all.size(), length, [&](size_t i) {
       return RowRank{ranking_.Order(all[i].header), Mix(all[i].key), i};
     });
     std::sort(first.rbegin(), first.rend());
     sorted_.reserve(first.size());
-    for (const auto& [order, hash, i] : first) {
-      if (!later || !ranking_.by_age() || all[i].header.version < last_step)
-        sorted_.push_back({order, hash, all[i].key});
-    }
+    for (const auto& [order, hash, i] : first) sorted_.push_back({order, hash, all[i].key});
     most_late_ = sorted_.size();
-    if (!sorted_.empty()) end_ = sorted_.front();
+    end_ = sorted_.front();
   }
 
   /// A row that was not there, or was pinned.
@@ -213,7 +205,7 @@ class Shortlists {
 
   /// Lists what `policy` needs of all rows, which are not pinned. wanted(rule): how many a ranking takes.
   template <class Wanted>
-  void Fill(const Policy& policy, const Rows& all, Wanted wanted, int64_t step, int64_t last_step) {
+  void Fill(const Policy& policy, const Rows& all, Wanted wanted, int64_t step) {
     for (Shortlist& list : lists_) {
       const Rule* of = nullptr;
       size_t n = 0;
@@ -227,7 +219,7 @@ class Shortlists {
       }
       if (of == nullptr) continue;
       Shortlist filled(*of);
-      filled.Fill(all, n, last_step);
+      filled.Fill(all, n);
       list = std::move(filled);
     }
   }

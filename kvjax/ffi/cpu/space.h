@@ -167,10 +167,12 @@ class SpaceMaker {
       if (std::optional<Rows> rows = First(parallel, free)) return *std::move(rows);
     }
     Rows rows = AllRows(parallel);
-    if (among_first) {
+    // A write gives its rows the last step: one of a later step, which only loading makes, would move
+    // forward.
+    const auto later = [&](const Candidate& row) { return row.header.version > from_.last_step; };
+    if (among_first && std::none_of(rows.begin(), rows.end(), later)) {
       std::erase_if(rows, [](const Candidate& row) { return row.header.pinned != 0; });
-      const auto wanted = [&](const Rule& rule) { return Wanted(rule); };
-      from_.shortlists.Fill(policy_, rows, wanted, step_, from_.last_step);
+      from_.shortlists.Fill(policy_, rows, [&](const Rule& rule) { return Wanted(rule); }, step_);
     }
     std::erase_if(rows, [&](const Candidate& row) { return !free(row); });
     return rows;

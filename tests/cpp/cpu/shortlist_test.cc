@@ -2,6 +2,7 @@
 // writes of all kinds.
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <tuple>
@@ -204,6 +205,37 @@ TEST(WhatIsChosenFromListsIsWhatWouldBeChosenFromAllRows) {
        }) {
     TestBesideAllRows(policy, 0);
     if (*policy != '\0') TestBesideAllRows(policy, 3);
+  }
+}
+
+/// A write makes a row of a later step than the last, which only loading makes, one of the last step.
+TEST(RowsOfALaterStepMayMoveForward) {
+  constexpr uint64_t kKeys = 1000;
+  const auto by_hash = [](uint64_t x, uint64_t y) { return kvjax::Mix(x) < kvjax::Mix(y); };
+  Keys keys(kKeys);
+  std::iota(keys.begin(), keys.end(), 0);
+  const uint64_t first = *std::min_element(keys.begin(), keys.end(), by_hash);
+  for (const std::string policy : {"ours\nleast_recent:1", "ours\nleast_frequent:1:10"}) {
+    Snapshot loaded;
+    loaded.layout = {};
+    for (const uint64_t key : keys) {
+      loaded.keys.push_back(static_cast<int64_t>(key));
+      loaded.frequencies.push_back(key == first ? 1 : 50);
+      loaded.versions.push_back(key == first ? 2000 : 40);
+      loaded.pinned.push_back(std::byte{key == first});
+      loaded.has_slots.push_back(std::byte{0});
+    }
+    loaded.values.resize(kKeys * 8);
+    loaded.last_step = 40;
+    Live table(Spec(kKeys, ""));
+    table.Restore(data::View(loaded));
+    table.Evict(policy, -1);
+    CHECK(table.KeySet().size() == kKeys - 1 && table.KeySet().contains(first));
+    const Keys later{first};
+    table.Unpin(table.version(), data::Span(later));
+    table.Put(later, {0.5f, 0.5f});
+    table.Evict(policy, -1);
+    CHECK(table.KeySet().size() == kKeys - 2 && !table.KeySet().contains(first));
   }
 }
 
