@@ -22,10 +22,11 @@ def chosen_rows(policy, candidates, step, needed):
     """[(key, reason)] of the rows among {key: Row} that go; each for the first alternative that chooses it."""
     going = {}
     for part in policy.alternatives():
-        if part is policy and (getattr(part, "n", None) or needed) < needed:  # it alone makes all the space
-            part = dataclasses.replace(part, n=needed)
+        reason = repr(part)
+        if part is policy and getattr(part, "n", None) is not None:  # it alone makes all the space
+            part = dataclasses.replace(part, n=max(part.n, needed))
         for key in chosen(part, candidates, step, needed):
-            going.setdefault(key, repr(part))
+            going.setdefault(key, reason)
     return list(going.items())
 
 

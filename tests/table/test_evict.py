@@ -190,6 +190,11 @@ def test_a_ranking_makes_all_the_space_that_a_step_needs(make, policy):
     assert table.stats().evicted.get("capacity", 0) == 0
 
 
+def test_the_reference_lets_a_ranking_of_no_rows_make_space():
+    rows = {key: Seen(np.zeros(1), 1, key) for key in (3, 1, 2)}
+    assert chosen_rows(evict.LeastRecent(0), rows, 9, 2) == [(1, "LeastRecent(0)"), (2, "LeastRecent(0)")]
+
+
 @pytest.mark.parametrize(
     "write",
     [
