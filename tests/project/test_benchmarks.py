@@ -121,6 +121,7 @@ def test_bytes_are_those_of_a_perfect_kernel():
         ("bags", "--dims 4 --rows 2000 --bags 16 --turns 5", "gradient"),
         ("checkpoints", "--rows 2000 --dim 4 --folder {}", "merge, mean"),
         ("deltas", "--rows 2000 --dim 4 --batch 64 --chain 12", "as link"),
+        ("eviction", "--rows 2000 --keys 64 --dim 4 --queued 2 --devices 2", "LeastFrequent"),
         ("lifecycle", "--rows 2000 --keys 64 --dim 4 --calls 2", "MaxAge"),
         ("prefetch", "--rows 500 --dim 4 --batch 64 --devices 2", "2 devices"),
         ("refused", "--dense 1000 --keys 64 --steps 16", "keep"),

@@ -163,9 +163,9 @@ class SpaceMaker {
     const std::vector<bool> stay = Staying();
     const auto free = [&](const Candidate& row) { return row.header.pinned == 0 && !stay[row.row]; };
     const bool among_first = policy_.among_first();
-    if (among_first) {
-      if (std::optional<Rows> rows = First(parallel, free)) return *std::move(rows);
-    }
+    std::optional<Rows> first;
+    if (among_first) first = First(parallel, free);
+    if (first) return *std::move(first);
     Rows rows = AllRows(parallel);
     // A write gives its rows the last step: one of a later step, which only loading makes, would move
     // forward.
@@ -173,6 +173,8 @@ class SpaceMaker {
     if (among_first && std::none_of(rows.begin(), rows.end(), later)) {
       std::erase_if(rows, [](const Candidate& row) { return row.header.pinned != 0; });
       from_.shortlists.Fill(policy_, rows, [&](const Rule& rule) { return Wanted(rule); }, step_);
+      first = First(parallel, free);  // rather than to rank and to test all rows
+      if (first) return *std::move(first);
     }
     std::erase_if(rows, [&](const Candidate& row) { return !free(row); });
     return rows;
