@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 from urllib.parse import unquote
 
 from kvjax._formats.atomic import saying
@@ -48,6 +48,9 @@ class Changes:
       rows: ``(n, dim)``, the new rows of these keys.
       removed: ``(m,)`` keys whose rows are removed.
       step: the table's last step after the changes; None if it stays.
+      missing: what keys without a row read as after them, "zeros" or a row ``(dim,)``; None if it stays. Give it the row
+        that unadmitted keys share, as ``table.lookup(key)``, if that row has changed: a frozen table does not know whose
+        row it was.
 
     Raises:
       TypeError, ValueError: from `Releases.update`, as `FrozenTable.update`; nothing is checked before.
@@ -69,6 +72,7 @@ class Changes:
     rows: ArrayLike = ()
     removed: IdsLike = ()
     step: int | None = None
+    missing: Literal["zeros"] | ArrayLike | None = None
 
 
 def check_by_name(op: str, tables: object, files: object) -> None:

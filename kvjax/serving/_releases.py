@@ -317,7 +317,7 @@ class Releases:
                         share(table.path, path)
                         continue
                     change = changes[name]
-                    table.update(change.keys, change.rows, removed=change.removed, path=path, step=change.step)
+                    table.update(**vars(change), path=path)
                 write_files(folder, before.files | dict(files or {}))
                 unchanged = None if changes else before.info
                 if unchanged is None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
-from kvjax.serving import FrozenError, FrozenTable
+from kvjax.serving import Changes, FrozenError, FrozenTable, Releases
 from kvjax.serving._search import Starts, find, mixed, unmixed
 from tests.golden import reference
 from tests.support.checkpoints import save
@@ -96,6 +96,18 @@ def test_what_keys_without_a_row_read_as(make, tmp_path):
         assert frozen.lookup([7, 8]).tolist() == [[5, 5], [0, 0]]
         with pytest.raises(ValueError, match="lookup: want missing='zeros' or a row, got missing='init'"):
             frozen.lookup(8, missing="init")
+
+
+def test_changes_say_what_keys_without_a_row_read_as(make, tmp_path):
+    """As the row that unadmitted keys share, which training changes, and which has no key in a frozen table."""
+    releases = Releases(tmp_path)
+    releases.publish({"t": make(2).upsert([1], [[1.0, 1.0]])}, missing=[5.0, 5.0])
+    for missing, want in ((None, 5.0), ([6.0, 6.0], 6.0), ("zeros", 0.0)):
+        release = releases.update({"t": Changes([2], [[9.0, 9.0]], missing=missing)})
+        assert release["t"].lookup([1, 2, 77])[:, 0].tolist() == [1.0, 9.0, want]
+    with pytest.raises(ValueError, match=r"update: want a missing row \(2,\), got \(3,\)"):
+        releases.update({"t": Changes(missing=[1.0, 2.0, 3.0])})
+    assert releases.refresh().number == release.number
 
 
 @slow
