@@ -94,9 +94,10 @@ def _array_of(items: Any) -> np.ndarray:
 
 
 def is_salts(salt: object) -> bool:
-    """Whether these are salts in an array or a list, and not one number; a JAX array of one may be traced. Arrays of
-    Arrow have no `ndim`."""
-    if isinstance(salt, (list, tuple)) or (hasattr(salt, "aval") and hasattr(salt, "dtype")):
+    """Whether these are salts in an array or a sequence, and not one number; a JAX array of one may be traced. Arrays
+    of Arrow have no `ndim`."""
+    several = isinstance(salt, Sequence) and not isinstance(salt, (str, bytes))
+    if several or (hasattr(salt, "aval") and hasattr(salt, "dtype")):
         return True
     return getattr(salt, "ndim", 1 if hasattr(salt, "__array__") else 0) > 0
 

@@ -167,14 +167,14 @@ def _steps(step: Any) -> Iterator[np.int32 | None]:
         return itertools.repeat(None)
     if not isinstance(step, Iterable):
         raise TypeError(f"kvjax: simulate: want step= with the step of each batch, got {step!r}; give a list of steps")
-    return _numbers(step)
+    return _numbers(np.asarray(step) if hasattr(step, "__array__") else step)  # of Arrow's column, numbers
 
 
 def _numbers(steps: Iterable[Any]) -> Iterator[np.int32]:
     for number in steps:
         if not is_integer(number) or not 0 <= number < 2**31:
             raise ValueError(
-                f"kvjax: simulate: want steps from 0 to 2**31 - 1 in step=, got {number!r}; count steps from 1, or "
+                f"kvjax: simulate: want steps as integers from 0 to 2**31 - 1 in step=, got {number!r}; count steps from 1, or "
                 "give seconds of a clock"
             )
         yield np.int32(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array as python_array
 import operator
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,10 @@ def mend_of(item: object, otherwise: str) -> str:
             "give what is in the lists as one array, and their lengths to kvjax.lookup_bag(..., lengths=); lists of "
             "one length are an array by np.stack(ids)"
         )
+    if hasattr(item, "as_py"):
+        return "give the column of Arrow, of which NumPy makes an array, and not a list of its elements"
+    if isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
+        return "make a list of it, list(ids)"
     return otherwise
 
 

@@ -6,6 +6,8 @@ import pytest
 
 import kvjax
 
+arrow = pytest.importorskip("pyarrow")
+
 
 def test_ids_of_python_are_exact_or_described():
     assert np.asarray(kvjax.keys([-1, 2**63])).tolist() == [-1, -(2**63)]
@@ -17,6 +19,9 @@ def test_ids_of_python_are_exact_or_described():
         (np.array(["a", None], object), "str 'a' among them", "hash strings"),
         ([True], "bool True among them", r"cast them by np\.asarray\(ids, np\.int64\)$"),
         ([[5], [True]], "bool True among them", "cast them"),  # which NumPy would make 1
+        ({5}, r"set \{5\} among them", r"make a list of it, list\(ids\)$"),  # no ids to hash
+        (map(int, "12"), "map .* among them", r"make a list of it, list\(ids\)$"),
+        (list(arrow.array([5])), "Int64Scalar .* among them", "give the column of Arrow"),
     ):
         with pytest.raises(TypeError, match=f"want integers of at most 64 bits, got {got}; {mend}"):
             kvjax.keys(bad)

@@ -1,6 +1,7 @@
 """Salted keys: one id of several features, one key each."""
 
 import logging
+from array import array
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,8 @@ def test_a_salt_for_each_key(x64):
         if salts.dtype.itemsize < 8:
             assert jax.jit(lambda s: keys.salted(s))(jnp.asarray(salts)).tolist() == want.tolist()
     assert jax.jit(keys.salted)(3).tolist() == keys.salted(3).tolist()
-    for salts in ([[5], [-7]], arrow.array([1, 2, 3, 4]), arrow.chunked_array([[5], [6, 7, 8]])):
+    columns = arrow.array([1, 2, 3, 4]), arrow.chunked_array([[5], [6, 7, 8]])
+    for salts in ([[5], [-7]], *columns, array("q", [5, -6, 7, 8])):
         want = keys.salted(np.asarray(salts))
         assert keys.salted(salts).tolist() == want.tolist() == kvjax.hash_keys(np.asarray(keys), salts).tolist()
     words = ["a", "b", "", "é"]

@@ -11,6 +11,7 @@ import kvjax
 from kvjax import simulate
 from kvjax._keys.buckets import buckets_of
 
+arrow = pytest.importorskip("pyarrow")
 RNG = np.random.default_rng(0)
 
 
@@ -65,7 +66,8 @@ def test_steps_by_a_clock():
     assert (found.hit_rate, found.evicted, found.rows) == (2 / 4, 1, 1)
     (same,) = simulate(log, [None], evict=aged, step=iter(range(1, 1000)))
     assert same.evicted == 0
-    for wrong in (clock[:3], [1, 2, 3, 2**31], [1.5] * 4, ["1"] * 4, 3):
+    assert simulate(log, [None], evict=aged, step=arrow.array(clock)) == [found]
+    for wrong in (clock[:3], [1, 2, 3, 2**31], [1.5] * 4, ["1"] * 4, 3, arrow.array([1, 2, None, 4])):
         with pytest.raises((ValueError, TypeError), match=r"kvjax: simulate: want (steps|a step|step=) .*step"):
             simulate(log, [None], step=wrong)
     assert kvjax.tables() == {}
