@@ -26,9 +26,10 @@ def as_said(text: str, args: argparse.Namespace) -> str:
     """An error of a function, with the flags of the command for its arguments."""
     flags = {"overwrite=True": "--overwrite", 'dtype="float32"': "--dtype float32", "format=": "--to"}
     flags["columns="] = "--column"
-    flags |= {f"{name}=": f"--{name}" for name in ("base", "quantise", "dim", "table")}
+    same = ("base", "quantise", "dim", "table", "dtype", "key_dtype", "source_dtype")
+    flags |= {f"{name}=": "--" + name.replace("_", "-") for name in same}
     for argument, flag in flags.items():
-        if hasattr(args, flag.split()[0].removeprefix("--")):
+        if hasattr(args, flag.split()[0].removeprefix("--").replace("-", "_")):
             text = re.sub(rf"\b{re.escape(argument)}", flag, text)
     if args.command == "convert":  # which calls several functions
         text = re.sub(r"^kvjax: (table '.*?', )?(compact|export|import):", r"kvjax: \1convert:", text)

@@ -174,8 +174,8 @@ def _numbers(steps: Iterable[Any]) -> Iterator[np.int32]:
     for number in steps:
         if not is_integer(number) or not 0 <= number < 2**31:
             raise ValueError(
-                f"kvjax: simulate: want steps as integers from 0 to 2**31 - 1 in step=, got {number!r}; count steps from 1, or "
-                "give seconds of a clock"
+                f"kvjax: simulate: want steps as integers from 0 to 2**31 - 1 in step=, got {number!r}; count "
+                "steps from 1, or give seconds of a clock"
             )
         yield np.int32(number)
     raise ValueError("kvjax: simulate: want a step for each batch in step=, got fewer; give as many as batches")

@@ -230,7 +230,7 @@ class Files:
         elif (found := self._sizes.get(path)) is None:
             raise Missing(f"want the file {place}, got none")
         if listed != size or found != size:
-            raise Damaged(f"want {path} with {size} bytes, got {found}, of which {listed} are listed")
+            raise Damaged(f"want {path} with {size} bytes, got {found}, and {listed} in its list of files")
 
     def read_into(self, path: str, to: np.ndarray) -> None:
         """Reads the file at this path.

@@ -146,7 +146,7 @@ def _read(
     if rest or values_bytes != rows * width * dtype.itemsize:
         raise FileError(
             stem, f"keys of {key_dtype} and rows of {width} {dtype}", f"{keys_bytes} and {values_bytes} bytes",
-            "say the dim, key_dtype and dtype of the variable",
+            "say dim=, key_dtype= and dtype= of the variable, or source_dtype= if dtype= is that of a new checkpoint",
         )  # fmt: skip
     return InFile(f"{stem}-keys", key_dtype, (rows,)), InFile(f"{stem}-values", dtype, (rows, width))
 

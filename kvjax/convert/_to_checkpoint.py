@@ -187,7 +187,7 @@ class _Arrays:
         dtype, (dim,) = incoming.rows.types["values"]
         if "dtype" not in options and dtype.name not in ROW_DTYPES:
             want, got = f"rows of {list(ROW_DTYPES)}", f"{dtype.name}"
-            mend = 'say dtype="float32" to round them, for TFRA beside source_dtype='
+            mend = 'say dtype="float32" to round them, for TFRA beside source_dtype=, which is that of its files'
             raise FileError(incoming.file, want, got, mend)
         joined = {column: each.source.types["values"] for column, each in incoming.joined.items()}
         types = {**incoming.rows.types, **joined}

@@ -48,9 +48,8 @@ class Changes:
       rows: ``(n, dim)``, the new rows of these keys.
       removed: ``(m,)`` keys whose rows are removed.
       step: the table's last step after the changes; None if it stays.
-      missing: what keys without a row read as after them, "zeros" or a row ``(dim,)``; None if it stays. Give it the row
-        that unadmitted keys share, as ``table.lookup(key)``, if that row has changed: a frozen table does not know whose
-        row it was.
+      missing: what keys without a row read as after the changes, "zeros" or a row ``(dim,)``; None if it stays. If
+        unadmitted keys share a row that has changed, give that row here, too: a frozen table does not know its key.
 
     Raises:
       TypeError, ValueError: from `Releases.update`, as `FrozenTable.update`; nothing is checked before.

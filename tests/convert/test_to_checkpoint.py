@@ -87,7 +87,7 @@ def test_what_is_wrong_leaves_nothing(make, tmp_path):
     assert kvjax.checkpoint.restore(tmp_path / "none")["none"].shape == (0, 2)
 
 
-def test_the_source_of_tfra_may_have_another_dtype(tmp_path):
+def test_the_source_of_tfra_may_have_another_dtype(tmp_path, capsys):
     """Its files do not say theirs, and of two numbers of 32 bits one of 64 is nothing."""
     np.arange(3).tofile(tmp_path / "t-keys")
     np.array([[0.5, 2.0], [1.5, -3.0], [0.1, 9.0]]).tofile(tmp_path / "t-values")
@@ -97,8 +97,14 @@ def test_the_source_of_tfra_may_have_another_dtype(tmp_path):
     convert.import_checkpoint(tmp_path, tmp_path / "out", **given, dtype="float32")
     (rows,) = kvjax.checkpoint.rows(tmp_path / "out", keys=[2])
     assert rows.values.dtype == np.float32 and rows.values.tolist() == [[np.float32(0.1), 9.0]]
-    args = ["--from", "tfra", "--table", "t", "--source-dtype", "float64", "--dtype", "float32"]
-    assert main(["convert", str(tmp_path), str(tmp_path / "t.npz"), *args]) == 0
+    shell = ["convert", str(tmp_path), str(tmp_path / "t.npz"), "--from", "tfra", "--table", "t"]
+    assert main([*shell, "--dim", "2"]) == 2
+    want = "and --dtype of the variable, or --source-dtype if --dtype is that of a new checkpoint"
+    assert want in " ".join(capsys.readouterr().err.split())
+    assert main([*shell, "--source-dtype", "float64"]) == 2
+    want = "float64; say --dtype float32 to round them, for TFRA beside --source-dtype, which is that of its files"
+    assert want in " ".join(capsys.readouterr().err.split())
+    assert main([*shell, "--source-dtype", "float64", "--dtype", "float32"]) == 0
     assert np.load(tmp_path / "t.npz")["values"].shape == (3, 2)
     np.savez(tmp_path / "rows.npz", keys=np.arange(3), values=np.ones((3, 1), np.float32))
     with pytest.raises(convert.FileError, match="want source_dtype= for tfra alone, got 'float64' for npz"):
