@@ -92,7 +92,7 @@ def modified(path: AnyPath) -> float:
 
 
 Stamp = tuple[object, ...]
-"""What tells a file from another that has taken its place, as far as can be said without reading it."""
+"""The `Identity` of a file, or what a store says of one for this."""
 
 
 def stamp_of(path: AnyPath) -> Stamp | None:

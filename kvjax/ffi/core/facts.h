@@ -8,7 +8,7 @@
 
 namespace kvjax {
 
-/// As kvjax/_training/facts.py reads them. Numbers of 64 bits are two words, the low one first.
+/// As kvjax/_values/facts.py reads them. Numbers of 64 bits are two words, the low one first.
 struct RowFacts {
   int32_t occurrences = 0;     // of its key in the step's gradients
   int32_t frequency = 0;       // with this step
