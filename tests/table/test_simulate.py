@@ -64,6 +64,7 @@ def test_steps_by_a_clock():
     assert simulate(log, [None], evict=aged)[0].evicted == 0
     (found,) = simulate(log, [None], evict=aged, step=clock)
     assert (found.hit_rate, found.evicted, found.rows) == (2 / 4, 1, 1)
+    assert simulate(log, [None], evict=aged, step=jnp.array(clock)) == [found]
     (same,) = simulate(log, [None], evict=aged, step=iter(range(1, 1000)))
     assert same.evicted == 0
     assert simulate(log, [None], evict=aged, step=arrow.array(clock)) == [found]
