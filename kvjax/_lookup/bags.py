@@ -32,6 +32,7 @@ from kvjax._values.arrays import (
     check_no_mask,
     host_or_jax,
     one_program,
+    reals_of,
 )
 from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
 from kvjax._values.combiners import Combiner, Sums
@@ -254,6 +255,6 @@ def _integers(values: Any) -> Any:
 def _row(table: Readable, empty: Any, op: str) -> jax.Array:
     row: Any = empty
     if not isinstance(empty, str):
-        row = array_of(empty, table.name, op, "rows of real numbers").astype(jnp.float32)
+        row = reals_of(empty, table.name, op, "rows of real numbers", jnp.float32)
     check_empty(row, table.dim, table.name, op)
     return row

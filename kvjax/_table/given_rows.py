@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from kvjax._keys.keys import Keys
 from kvjax._table.handle import Handle
-from kvjax._values.arrays import aligned_copy, array_of, uncut_dtype
+from kvjax._values.arrays import aligned_copy, array_of, check_real, uncut_dtype
 from kvjax._values.dtypes import too_large
 from kvjax._values.errors import fail
 
@@ -29,8 +28,7 @@ def given_rows(table: Handle, op: str, keys: Keys, given: Any, dtype: Any) -> An
             ValueError, table.name, op, f"values {(*keys.shape, table.dim)}", f"{rows.shape}",
             "give one row per key",
         )  # fmt: skip
-    if not jnp.issubdtype(rows.dtype, jnp.floating) and not jnp.issubdtype(rows.dtype, jnp.integer):
-        raise fail(TypeError, table.name, op, "real values", f"{rows.dtype}", "convert them first")
+    check_real(rows, table.name, op, "real values")
     # Those of a device are not waited for, and those of a program are not known.
     if isinstance(given, np.ndarray) or (isinstance(given, Sequence) and not isinstance(rows, Tracer)):
         _check_range(table, op, np.asarray(given), dtype)

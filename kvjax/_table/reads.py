@@ -21,7 +21,7 @@ from kvjax._table.prefetched import Prefetched
 from kvjax._table.view import CaughtUpView, SlotView
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Transform, as_rowwise
-from kvjax._values.arrays import ArrayLike, array_of, one_program
+from kvjax._values.arrays import ArrayLike, one_program, reals_of
 from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import x64_enabled
 from kvjax._values.missing import Missing, missing_row
@@ -358,7 +358,8 @@ def _missing_row(table: Handle, missing: Any) -> jax.Array:
     zeros = jnp.zeros((), dtype)
 
     def row_of(given: Any) -> jax.Array:
-        return array_of(given, table.name, "lookup", "missing= 'init', 'zeros' or a row of real values").astype(dtype)
+        want = "missing= 'init', 'zeros' or a row of real values"
+        return reals_of(given, table.name, "lookup", want, dtype)
 
     return missing_row(missing, table.dim, zeros, row_of, table.name, "lookup")
 

@@ -175,3 +175,22 @@ def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:
         except (TypeError, ValueError):
             got = "lists that make no array"
         raise fail(TypeError, table, op, want, got, "convert them first") from None
+
+
+def check_real(array: Any, table: str | None, op: str, want: str) -> None:
+    """Whether an array is of real numbers: of complex ones a part would be lost, and bools are none.
+
+    Raises:
+      TypeError: it is of something else.
+    """
+    import jax.numpy as jnp
+
+    if not jnp.issubdtype(array.dtype, jnp.floating) and not jnp.issubdtype(array.dtype, jnp.integer):
+        raise fail(TypeError, table, op, want, str(array.dtype), "convert them first")
+
+
+def reals_of(given: Any, table: str | None, op: str, want: str, dtype: Any) -> jax.Array:
+    """As `array_of`, of real numbers as a dtype."""
+    array = array_of(given, table, op, want)
+    check_real(array, table, op, want)
+    return array.astype(dtype)

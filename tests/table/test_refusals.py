@@ -44,6 +44,7 @@ WRONG = {
     "no parts": (lambda t: kvjax.Keys.concatenate([]), r"keys, concatenate: want several Keys, got \[\]"),
     "mask of text": (lambda t: t.lookup(IDS, mask="x"), "table 'table[0-9]+', lookup: want a mask of bool, got <U1"),
     "missing": (lambda t: t.lookup(IDS, missing={}), "lookup: want missing= 'init', 'zeros' or a row of real values"),
+    "complex row": (lambda t: t.lookup(IDS, missing=[1.0, 1j]), "a row of real values, got complex"),
     "exists": (lambda t: t.accum(IDS, ROW, ROW, None), "accum: want exists as bool, got object"),
     "weights": (lambda t: kvjax.lookup_bag(t, IDS[None], weights="x"), "want weights that are real numbers, got <U1"),
     "halvings": (lambda t: kvjax.admit.Sketch(2, halve_every=2**70), r"halve_every >= 1 and below 2\*\*63, or None"),
