@@ -255,6 +255,6 @@ def _integers(values: Any) -> Any:
 def _row(table: Readable, empty: Any, op: str) -> jax.Array:
     row: Any = empty
     if not isinstance(empty, str):
-        row = reals_of(empty, table.name, op, "rows of real numbers", jnp.float32)
+        row = reals_of(empty, jnp.float32, table.name, op, "rows of real numbers")
     check_empty(row, table.dim, table.name, op)
     return row

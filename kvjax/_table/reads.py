@@ -359,7 +359,7 @@ def _missing_row(table: Handle, missing: Any) -> jax.Array:
 
     def row_of(given: Any) -> jax.Array:
         want = "missing= 'init', 'zeros' or a row of real values"
-        return reals_of(given, table.name, "lookup", want, dtype)
+        return reals_of(given, dtype, table.name, "lookup", want)
 
     return missing_row(missing, table.dim, zeros, row_of, table.name, "lookup")
 

@@ -177,20 +177,35 @@ def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:
         raise fail(TypeError, table, op, want, got, "convert them first") from None
 
 
-def check_real(array: Any, table: str | None, op: str, want: str) -> None:
-    """Whether an array is of real numbers: of complex ones a part would be lost, and bools are none.
+def check_reals(given: Any, array: Any, dtype: Any, table: str | None, op: str, want: str) -> None:
+    """Whether the array of what a caller gives has real numbers (of complex ones a part would be lost, and bools are
+    none), which are finite in a dtype as far as they are so. Those of a device are not waited for, and those of a
+    program are not known.
 
     Raises:
       TypeError: it is of something else.
+      ValueError: the host has a number that the dtype cannot hold.
     """
     import jax.numpy as jnp
+    from jax.core import Tracer
+
+    from kvjax._values.dtypes import too_large  # which needs more than NumPy
 
     if not jnp.issubdtype(array.dtype, jnp.floating) and not jnp.issubdtype(array.dtype, jnp.integer):
         raise fail(TypeError, table, op, want, str(array.dtype), "convert them first")
+    if not isinstance(given, np.ndarray) and (not isinstance(given, Sequence) or isinstance(array, Tracer)):
+        return
+    numbers = np.asarray(given)
+    if not np.can_cast(numbers.dtype, dtype) and (lost := too_large(numbers, dtype)).any():
+        raise fail(
+            ValueError, table, op, f"values that {np.dtype(dtype)} can hold", f"{numbers[lost][0]}",
+            "scale them, or make the table with a wider dtype= if there is one",
+        )  # fmt: skip
 
 
-def reals_of(given: Any, table: str | None, op: str, want: str, dtype: Any) -> jax.Array:
-    """As `array_of`, of real numbers as a dtype."""
-    array = array_of(given, table, op, want)
-    check_real(array, table, op, want)
+def reals_of(given: Any, dtype: Any, table: str | None, op: str, want: str) -> jax.Array:
+    """As `array_of`, of real numbers as a dtype, which holds them."""
+    with np.errstate(over="ignore"):  # which `check_reals` says
+        array = array_of(given, table, op, want)
+    check_reals(given, array, dtype, table, op, want)
     return array.astype(dtype)

@@ -339,6 +339,7 @@ BAD = [
     ),
     (dict(empty=[1.0, 2.0, 3.0, None]), "want rows of real numbers, got object"),
     (dict(empty=[1.0, 2.0, 3.0, 4j]), "want rows of real numbers, got complex"),
+    (dict(empty=np.array([1.0, 2.0, 3.0, 1e300])), r"want values that float32 can hold, got 1e\+300"),
     (dict(weights=OfPandas([1.0, None])), "want all elements, got a column with 1 null"),
     (dict(lengths=[1, 2]), r"want keys \(n,\) beside lengths"),
     (dict(lengths=[1], segment_ids=[1], num_segments=1), "want lengths or segment_ids"),

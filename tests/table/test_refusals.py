@@ -45,6 +45,7 @@ WRONG = {
     "mask of text": (lambda t: t.lookup(IDS, mask="x"), "table 'table[0-9]+', lookup: want a mask of bool, got <U1"),
     "missing": (lambda t: t.lookup(IDS, missing={}), "lookup: want missing= 'init', 'zeros' or a row of real values"),
     "complex row": (lambda t: t.lookup(IDS, missing=[1.0, 1j]), "a row of real values, got complex"),
+    "too large": (lambda t: t.lookup(IDS, missing=[0, 1e300]), "want values that float32 can hold, got 1e.300"),
     "exists": (lambda t: t.accum(IDS, ROW, ROW, None), "accum: want exists as bool, got object"),
     "weights": (lambda t: kvjax.lookup_bag(t, IDS[None], weights="x"), "want weights that are real numbers, got <U1"),
     "halvings": (lambda t: kvjax.admit.Sketch(2, halve_every=2**70), r"halve_every >= 1 and below 2\*\*63, or None"),
@@ -256,7 +257,7 @@ def test_dir_shows_what_there_is_to_use():
 
 @pytest.mark.parametrize("op", ["upsert", "assign"])
 @pytest.mark.parametrize(
-    "values", [[[7e4, 1]], np.array([[1, -70000]]), np.array([[1e5, np.inf]]), np.array([[1e300, 1]])]
+    "values", [[[7e4, 1]], [[1e300, 1]], np.array([[1, -70000]]), np.array([[1e5, np.inf]]), np.array([[1e300, 1]])]
 )
 def test_numbers_that_a_dtype_cannot_hold(op, values, make):
     """They would be infinite, which exports refuse; what is not finite before is as it is."""
