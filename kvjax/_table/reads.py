@@ -101,9 +101,9 @@ class Reads(Handle):
 
         Raises:
           TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`); or
-            the mask is not bool.
-          ValueError: the mask has another shape, `missing` is none of these, or the keys were prefetched from another
-            table.
+            the mask is not bool, or `missing` a row of something else than real numbers.
+          ValueError: the mask has another shape, `missing` is none of these or has numbers that the dtype cannot hold,
+            or the keys were prefetched from another table.
           KeyError: the table has no such slot now.
           RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
             ValueError, see docs/troubleshooting.md).
