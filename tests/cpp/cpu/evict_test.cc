@@ -118,9 +118,9 @@ TEST(EachWordChoosesWhatBruteForceDoes) {
     const auto low = Where(rows, [](const Row& r) { return Score("sum", r.x, r.y) < -0.5; });
     const auto recent = [](const Row& r) { return static_cast<double>(r.version); };
     const auto frequent = [](const Row& r) { return static_cast<double>(r.frequency); };
-    const auto decayed = [&](const Row& r) {
-      const auto past = static_cast<double>(std::max<int64_t>(step - r.version, 0));
-      return static_cast<double>(r.frequency) * std::exp2(-past / 2.5);
+    const auto decayed = [](const Row& r) {
+      const auto units = [](double x) { return std::floor(x * 0x1p24 + 0.5); };
+      return units(std::log2(static_cast<double>(r.frequency))) + units(static_cast<double>(r.version) / 2.5);
     };
     const auto score = [](const Row& r) { return double{Score("other", r.x, r.y)}; };
     const size_t but = rows.size() - std::min(n, rows.size());
