@@ -166,8 +166,7 @@ class Shortlist {
       const Place now = PlaceOf(rows[i]);
       if (now.order == places[i].order) {
         places[kept] = places[i], rows[kept++] = rows[i];
-      } else if (places[i] < now &&
-                 !(end_ < now)) {  // and not of a row that has left, come back and been added
+      } else if (places[i] < now && !(end_ < now)) {  // a row before its place has left, and been added anew
         AddLate(now);
       }
     }

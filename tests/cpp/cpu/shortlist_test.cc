@@ -147,7 +147,7 @@ void TestBesideAllRows(const std::string& policy, int64_t every) {
     both([&](Live& t) { t.Restore(data::View(loaded)); });
   };
   load();
-  for (int turn = 1; turn <= 500; ++turn) {
+  for (int turn = 1; turn <= 300; ++turn) {
     const Keys batch = RandomBatch(stream, kKeys, stream.Below(9) == 0 ? 300 : 20);
     switch (stream.Below(10)) {
       case 0:
@@ -181,10 +181,11 @@ void TestBesideAllRows(const std::string& policy, int64_t every) {
   }
   const auto evicted = [](const kvjax::Contents& c) { return c.counters.evicted; };
   CHECK(table.Observe(evicted) == plain.Observe(evicted));
-  CHECK(listed > 50);
+  CHECK(listed > 25);
 }
 
 TEST(WhatIsChosenFromListsIsWhatWouldBeChosenFromAllRows) {
+  int turns = 0;
   for (const char* const policy : {
            "",
            "ours\nleast_recent:20",
@@ -203,8 +204,7 @@ TEST(WhatIsChosenFromListsIsWhatWouldBeChosenFromAllRows) {
            "ours\nleast_frequent:20:9 least_recent:15 and",
            "old\nmax_age:28\nrare\nmin_frequency:1",
        }) {
-    TestBesideAllRows(policy, 0);
-    if (*policy != '\0') TestBesideAllRows(policy, 3);
+    TestBesideAllRows(policy, *policy != '\0' && turns++ % 2 == 0 ? 3 : 0);
   }
 }
 
