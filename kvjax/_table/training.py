@@ -75,7 +75,7 @@ def train_all(writes: Sequence[Write], step: Any, extra: dict[str, Any]) -> list
     if len(writes) < 2:
         return [_result(write, apply(*_update(write, step, extra))) for write in writes]
     held, number = _planned(writes, step, extra, None)
-    return _ended(writes, held, order.after(held[0].spec, number, [each.word for each in held]))
+    return _ended(writes, held, order.after(held[0].spec, number, [each.planned.word for each in held]))
 
 
 def _planned(
@@ -83,7 +83,7 @@ def _planned(
 ) -> tuple[list[PlannedStep], jax.Array]:
     """Planned steps, and the greatest status of them ``()`` uint32."""
     held = [plan(*_update(write, step, extra), unasked) for write in writes]
-    return held, functools.reduce(jnp.maximum, [each.status for each in held])
+    return held, functools.reduce(jnp.maximum, [each.planned.status for each in held])
 
 
 def _ended(writes: Sequence[Write], held: Sequence[PlannedStep], planned: jax.Array) -> list[tuple[Any, Any]]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows
-from kvjax._ops import training
+from kvjax._ops import order, training
 from kvjax._ops.initial_rows import initial_rows
 from kvjax._ops.training import StepBatch
 from kvjax._programs.program import Run
@@ -36,10 +36,6 @@ _GROUP = 64  # rows
 _CHUNK_BYTES = 1 << 20
 """Of rows and slots of one chunk on the host together: little enough to stay in the caches between reading the rows,
 computing and writing them back, and enough for threads to share. benchmarks/NOTES.md has the figures."""
-
-Phase = Literal["whole", "planned", "plan", "keep"]
-"""How far a call takes a step: to its end, which another may have planned; or it holds it once it is planned, and fails
-where it is refused; or keeps to itself what it is refused for, and gives the number of that as a status."""
 
 
 @jax.tree_util.register_dataclass
@@ -85,38 +81,98 @@ class NewRows:
     slots: list[jax.Array]
 
 
-StepResult = tuple[jax.Array, Any, jax.Array]
-"""The next version, or of a step that holds the word by which its end knows it; the globals; and the status."""
+class Way(Protocol):
+    """How the rows of a step are updated."""
+
+    @property
+    def slots(self) -> str:
+        """The layout that the step wants, as the C++ side reads it."""
+        ...
+
+    @property
+    def facts(self) -> bool:
+        """Whether it wants facts about rows from outside of the table."""
+        ...
+
+    @property
+    def reports(self) -> bool:
+        """Whether a step says as a status what it is refused for, and does not fail."""
+        ...
+
+    def on_host(self, spec: TableSpec, update: Update, holds: bool) -> tuple[jax.Array, Any, jax.Array]:
+        """A step to its end, or until it is planned and holds. Returns the next version or the word by which its end
+        knows it, the globals, and the status."""
+        ...
+
+    def on_shard(self, spec: TableSpec, word: jax.Array, n: int, update: Update) -> tuple[jax.Array, Any]:
+        """A step that all shards have planned, up to its commit; n rows are to be expected. Returns the word and the
+        globals."""
+        ...
+
+    def merged(self, grads: SparseRows) -> SparseRows | None:
+        """What the two below want of gradients."""
+        ...
+
+    def made(self, spec: TableSpec, update: Update, merged: Any) -> tuple[NewRows | None, Any]:
+        """What XLA makes of a device's rows while the table is as it was; and the next globals."""
+        ...
+
+    def written(
+        self, spec: TableSpec, version: jax.Array, update: Update, merged: Any, made: Any, *, planned: bool
+    ) -> jax.Array:
+        """Does a step on a device, with that; of one that was planned nothing, if the version is not the live one.
+        Returns the next version."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class ByProgram:
-    """The way of an update that the table runs itself.
-
-    Attributes:
-      slots: the layout, as the C++ side reads it.
-      phase: how far calls go.
-      facts: whether it wants facts about rows from outside of the table.
-    """
+    """The way of an update that the table runs itself, which sums gradients, too. Its globals are known before."""
 
     slots: str
-    phase: Phase
-    facts: bool = False
+    reports: bool
 
-    def in_one_place(self, spec: TableSpec, update: Update, version: jax.Array | None = None) -> StepResult:
-        """version: of the write, if it is not that of the reads."""
+    @property
+    def facts(self) -> bool:
+        return False  # it asks the table itself
+
+    def on_host(self, spec: TableSpec, update: Update, holds: bool) -> tuple[jax.Array, Any, jax.Array]:
+        word, status = self._apply(spec, update.version, update, holds=holds, reports=self.reports)
+        return word, update.state, status
+
+    def on_shard(self, spec: TableSpec, word: jax.Array, n: int, update: Update) -> tuple[jax.Array, Any]:
+        return word, update.state
+
+    def merged(self, grads: SparseRows) -> None:
+        return None
+
+    def made(self, spec: TableSpec, update: Update, merged: None) -> tuple[None, Any]:
+        return None, update.state
+
+    def written(
+        self, spec: TableSpec, version: jax.Array, update: Update, merged: None, made: None, *, planned: bool
+    ) -> jax.Array:
+        return self._apply(spec, version, update, planned=planned)[0]
+
+    def _apply(
+        self,
+        spec: TableSpec,
+        version: jax.Array,
+        update: Update,
+        *,
+        holds: bool = False,
+        reports: bool = False,
+        planned: bool = False,
+    ) -> tuple[jax.Array, jax.Array]:
         program = update.run
         assert program is not None
         check_dtypes([update.grads])
 
         def run(grads: SparseRows) -> Any:
-            batch = update.batch(spec, flat(grads), self.slots)
-            batch = batch if version is None else batch._replace(version=version)
-            holds, keeps = self.phase in ("plan", "keep"), self.phase == "keep"
-            return (), training.apply(spec, batch, program, holds=holds, reports=keeps, planned=self.phase == "planned")
+            batch = update.batch(spec, flat(grads), self.slots)._replace(version=version)
+            return (), training.apply(spec, batch, program, holds=holds, reports=reports, planned=planned)
 
-        word, status = as_auto(run, (), update.grads)[1]
-        return word, (), status
+        return as_auto(run, (), update.grads)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,40 +182,38 @@ class InChunks:
     Attributes:
       form: the canonical form of what is taken from the transform here, by which ways are compared; or the transform
         itself.
-      facts: whether it wants facts about rows.
-      phase: how far calls go.
     """
 
     rowwise: Rowwise = dataclasses.field(compare=False)
     form: Hashable
     layout: SlotLayout
     facts: bool
-    phase: Phase
+    reports: bool
 
     @property
     def slots(self) -> str:
         return self.layout.text
 
-    def in_one_place(self, spec: TableSpec, update: Update) -> StepResult:
+    def on_host(self, spec: TableSpec, update: Update, holds: bool) -> tuple[jax.Array, Any, jax.Array]:
         merged = merge(update.grads)
-        if is_device(spec.storage.backend):
-            made, state = self.made(spec, update, merged)
-            return self.write(spec, update.version, merged, update.step, made), state, jnp.uint32(0)
         batch = update.batch(spec, merged, self.slots)
-        begun, status = training.begin_apply(spec, batch, self.facts, reports=self.phase == "keep")
+        begun, status = training.begin_apply(spec, batch, self.facts, reports=self.reports)
 
         def chunks() -> tuple[jax.Array, Any]:
-            return self._chunks(spec, begun, merged.rows.shape[0], update, holds=self.phase in ("plan", "keep"))
+            return self._chunks(spec, begun, merged.rows.shape[0], update, holds)
 
-        if self.phase != "keep":
+        if not self.reports:
             return *chunks(), status
         return *jax.lax.cond(status == 0, chunks, lambda: (begun.version, update.state)), status
 
-    def on_shard(self, spec: TableSpec, begun: training.ChunkedStep, n: int, update: Update) -> tuple[jax.Array, Any]:
-        return self._chunks(spec, begun, n, update, holds=True)
+    def on_shard(self, spec: TableSpec, word: jax.Array, n: int, update: Update) -> tuple[jax.Array, Any]:
+        staged, state = self._chunks(spec, training.commit_step(spec, word), n, update, holds=True)
+        return order.after(spec, word, [staged]), state
+
+    def merged(self, grads: SparseRows) -> SparseRows:
+        return merge(grads)
 
     def made(self, spec: TableSpec, update: Update, merged: SparseRows) -> tuple[NewRows, Any]:
-        """What a device's rows become, while the table is as it was; and the next globals."""
         batch, n = update.batch(spec, merged, self.slots), merged.rows.shape[0]
         chunk = _GROUP * _groups(n)
         # Rows stand where their gradients do, unless one of them gets the sum of several.
@@ -175,17 +229,10 @@ class InChunks:
         rows, slots, state = self._updated(spec, update, grads, values, fresh, slots, facts)
         return NewRows(batch.initial, _stored(spec, rows, words, step), slots), state
 
-    def write(
-        self,
-        spec: TableSpec,
-        version: jax.Array,
-        merged: SparseRows,
-        step: jax.Array,
-        made: NewRows,
-        planned: bool = False,
+    def written(
+        self, spec: TableSpec, version: jax.Array, update: Update, merged: SparseRows, made: NewRows, *, planned: bool
     ) -> jax.Array:
-        """Does the step. Returns the next version."""
-        batch = StepBatch(version, merged, step, made.initial, self.slots)
+        batch = StepBatch(version, merged, update.step, made.initial, self.slots)
         return training.write_step(spec, batch, made.values, made.slots, planned=planned)
 
     def _chunks(
@@ -229,9 +276,6 @@ class InChunks:
         with of_shared_numbers():
             rows, slots, new = run(grads, rows, slots, globals_, facts_of(facts) if self.facts else None)
         return rows, slots, tuple(x.astype(old.dtype) for x, old in zip(new, globals_, strict=True))
-
-
-Way = ByProgram | InChunks
 
 
 def flat(grads: SparseRows) -> SparseRows:
