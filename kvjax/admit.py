@@ -52,7 +52,7 @@ def _check_unadmitted(admission: Admission) -> None:
 class MinCount:
     """Admits a key on its k-th occurrence in training, exactly.
 
-    Keys that wait take 16 to 23 bytes each, as in the index of a table. They are forgotten by windows of steps: at the
+    Keys that wait take 16 to 24 bytes each, as in the index of a table. They are forgotten by windows of steps: at the
     end of a window, the keys that have not occurred in it are forgotten, and start from 0 if they come back.
 
     Attributes:

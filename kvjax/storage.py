@@ -74,7 +74,7 @@ class Host:
 class Mmap:
     """Rows in a file on disk, for tables larger than memory. The system keeps the parts in memory that are in use.
 
-    Values, optimizer slots and row headers are in the file; the index, 16 to 23 bytes a key, stays in memory. Disk
+    Values, optimizer slots and row headers are in the file; the index, 16 to 24 bytes a key, stays in memory. Disk
     space is reserved as the table grows, so if the disk is full, the write that needs space is an error and leaves the
     table as it was. A table in a file is as fast as one in memory as long as the rows in use fit into memory. A row
     that is not in memory costs a page of 4 KiB to read, and one more for its slots; once calls meet such rows, they ask
@@ -222,7 +222,7 @@ class Engine(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class External:
-    """Rows in an engine of your own. The index, frequencies and versions, 28 to 39 bytes a key, stay in memory.
+    """Rows in an engine of your own. The index, frequencies and versions, 28 to 40 bytes a key, stay in memory.
 
     A call gets the rows of its keys from the engine before it begins, and puts the rows that it has changed when it
     ends. Between calls no row is in memory, only up to 64 MiB of space for those of the next call. So a table may be
