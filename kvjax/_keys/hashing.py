@@ -16,7 +16,7 @@ from kvjax._values.key_width import check_whole
 from kvjax.ffi import host
 
 ODD = 0x9E3779B97F4A7C15
-"""What the frozen hash adds before it mixes."""
+"""What the hash of the format adds before it mixes."""
 
 HashedLike: TypeAlias = HasArray | str | bytes | int | Sequence["HashedLike"]
 """What `hash_keys` takes."""

@@ -100,7 +100,7 @@ def _mixed_with_each(words: Any, salt: Any) -> jax.Array:
 
 
 def mixed(words: jax.Array) -> jax.Array:
-    """The frozen hash of keys, ``Mix``, as words ``(..., 2)``."""
+    """The hash of the format, ``Mix``, as words ``(..., 2)``."""
     with jax.enable_x64(True):
         return words_of(_mixed(integers_of(words, jnp.uint64)))
 

@@ -17,7 +17,7 @@ SENTINEL = np.uint64(2**64 - 1)
 
 
 def mixed(keys: np.ndarray) -> np.ndarray:
-    """The frozen hash of keys, ``Mix`` of ``kvjax/ffi/core/hash.h``: ``(...)`` uint64; a bijection."""
+    """The hash of the format, ``Mix`` of ``kvjax/ffi/core/hash.h``: ``(...)`` uint64; a bijection."""
     x = keys ^ (keys >> np.uint64(30))
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)

@@ -299,7 +299,7 @@ TEST(KeysThatCollideByTheFrozenHashAreSpread) {
   }
   CHECK(index.SampleProbes().longest < 200);
   CheckSame(index, reference, keys);
-  const uint64_t secret = std::exchange(kvjax::Secret(), 0);  // and by the frozen hash
+  const uint64_t secret = std::exchange(kvjax::Secret(), 0);  // and by the hash of the format
   KeyIndex together;
   for (const uint64_t key : keys) Insert(together, key, 0);
   CHECK(together.SampleProbes().longest > 1000);

@@ -89,7 +89,7 @@ double Seconds(F run) {
   return best;
 }
 
-/// The same for keys that collide by the frozen hash: with the secret of the process, and with none.
+/// The same for keys that collide by the hash of the format: with the secret of the process, and with none.
 template <class F>
 std::pair<double, double> SecondsBySecret(F run) {
   const double spread = Seconds(run);
