@@ -153,12 +153,13 @@ def rounded(rows: np.ndarray, dtype: str) -> np.ndarray:
     return rows if dtype == "float32" else decode(*encode(rows, dtype), dtype)
 
 
-def to_float32(rows: Any, what: str) -> np.ndarray:
+def to_float32(rows: Any, what: str, want: str = "rows of real numbers") -> np.ndarray:
     """Rows as float32, which holds those of any dtype that a table has exactly.
 
     Args:
       rows: of any numbers.
       what: what they are for, for the error: "table 'user', update".
+      want: in the error, if they are no rows.
 
     Raises:
       TypeError: they are no real numbers.
@@ -168,11 +169,11 @@ def to_float32(rows: Any, what: str) -> np.ndarray:
         rows = np.asarray(rows)
     except ValueError:
         got = "lists that make no array"
-        raise TypeError(f"kvjax: {what}: want rows of real numbers, got {got}; convert them first") from None
+        raise TypeError(f"kvjax: {what}: want {want}, got {got}; convert them first") from None
     if rows.dtype.name == "bfloat16":
         return decode(rows.view(np.uint16), None, "bfloat16")
     if rows.dtype.kind not in "iuf":
-        raise TypeError(f"kvjax: {what}: want rows of real numbers, got {rows.dtype}; convert them first")
+        raise TypeError(f"kvjax: {what}: want {want}, got {rows.dtype}; convert them first")
     with np.errstate(over="ignore"):
         out = rows.astype(np.float32)
     if rows.dtype.itemsize > 4 and rows.dtype.kind == "f" and (np.isinf(out) & np.isfinite(rows)).any():

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import Keys
 from kvjax._values.arrays import array_of
-from kvjax._values.padding import check_mask, check_pad
+from kvjax._values.padding import MASK_OF, check_mask, check_pad
 
 
 def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: str) -> jax.Array | None:
@@ -28,7 +28,7 @@ def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: 
       TypeError, ValueError: the mask or the id does not fit the keys.
     """
     if mask is not None:
-        mask = array_of(mask, table, op, "a mask of bool")
+        mask = array_of(mask, table, op, "a mask of bool", MASK_OF)
         check_mask(mask, keys.shape, table, op)
     if pad_id is None:
         return mask

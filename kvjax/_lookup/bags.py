@@ -26,7 +26,6 @@ from kvjax._table.table import Table
 from kvjax._values import combiners
 from kvjax._values.arrays import (
     ArrayLike,
-    array_of,
     at_most_32_bits,
     by_value,
     check_no_mask,
@@ -149,9 +148,9 @@ def bags_in(
     """
     keys, mask = query.keys, query.mask
     check_result(dtype, table.name, op)
-    weights = None if weights is None else array_of(weights, table.name, op, "weights that are real numbers")
+    if weights is not None:
+        weights = reals_of(weights, jnp.float32, table.name, op, "weights that are real numbers")
     check_combiner(combiner, weights, keys.shape, table.name, op)
-    weights = None if weights is None else weights.astype(jnp.float32)
     for each in (lengths, segment_ids):
         check_no_mask(each, f"table {table.name!r}, {op}")
     given = bags_of(_integers(lengths), _integers(segment_ids), num_segments, keys.shape, table.name, op)

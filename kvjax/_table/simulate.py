@@ -99,7 +99,7 @@ def simulate(
     """
     limits, share = _limits(max_capacity), _share(sample)
     _check_rules(evict, admit)
-    if not hasattr(batches, "__iter__"):
+    if not _is_series(batches):
         raise TypeError(f"kvjax: simulate: want the keys of each step, got {batches!r}; give a list of arrays")
     steps = _steps(step)
     occurrences, replayed, hits = 0, 0, [0] * len(limits)
@@ -137,15 +137,23 @@ _LOCK = threading.Lock()  # of the names of the tables, which are always the sam
 _TX = optax.sgd(0.0)
 
 
+def _is_series(given: object) -> bool:
+    """Whether there are several, to go through; NumPy's and JAX's arrays of one number say that they are such."""
+    return isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0 and not isinstance(given, str)
+
+
 def _limits(max_capacity: Any) -> list[int | None]:
-    if not isinstance(max_capacity, Iterable) or isinstance(max_capacity, str):
+    if not _is_series(max_capacity):
         raise TypeError(
             f"kvjax: simulate: want a list of limits as max_capacity=, got {max_capacity}; give [{max_capacity}]"
         )
     limits: list[Any] = list(max_capacity)
     for limit in limits:
         if limit is not None and (not is_integer(limit) or limit < 1):
-            raise ValueError(f"kvjax: simulate: want limits in max_capacity= as integers >= 1 or None, got {limit!r}")
+            raise ValueError(
+                f"kvjax: simulate: want limits in max_capacity= as integers >= 1 or None, got {limit!r}; "
+                "count rows, and give None for a table without a limit"
+            )
     return limits
 
 
@@ -165,7 +173,7 @@ def _steps(step: Any) -> Iterator[np.int32 | None]:
     """The step of each batch; None for the one that a table takes by itself."""
     if step is None:
         return itertools.repeat(None)
-    if not isinstance(step, Iterable):
+    if not _is_series(step):
         raise TypeError(f"kvjax: simulate: want step= with the step of each batch, got {step!r}; give a list of steps")
     return _numbers(np.asarray(step) if hasattr(step, "__array__") else step)  # of Arrow's column, numbers
 

@@ -145,8 +145,9 @@ def check_all_there(given: Any, where: str = "") -> None:
     check_no_mask(given, where)
     if nulls := _nulls(given):
         raise TypeError(
-            f"{where and f'kvjax: {where}: '}want all elements, got a column with {nulls} null, of which NumPy would "
-            "make NaN; fill or drop them first, and leave what was filled out by mask= where masks are taken"
+            f"{where and f'kvjax: {where}: '}want all elements, got a column with {nulls} null, which NumPy does "
+            "not have; fill or drop them first, in a mask by false, and leave what was filled out by mask= where masks "
+            "are taken"
         )
 
 
@@ -158,8 +159,10 @@ def _nulls(given: Any) -> int:
     return 0 if count is None else int(np.asarray(count() if callable(count) else count).sum())
 
 
-def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:
-    """The array of what a caller gives as rows.
+def array_of(
+    given: Any, table: str | None, op: str, want: str, mend: str = "convert them first"
+) -> jax.Array:  # fmt: skip
+    """The array of what a caller gives as rows, or as a mask.
 
     Raises:
       TypeError: it is none, as of strings, or has masked elements or nulls.
@@ -174,7 +177,7 @@ def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:
             got = str(np.asarray(given).dtype)
         except (TypeError, ValueError):
             got = "lists that make no array"
-        raise fail(TypeError, table, op, want, got, "convert them first") from None
+        raise fail(TypeError, table, op, want, got, mend) from None
 
 
 def check_reals(given: Any, array: Any, dtype: Any, table: str | None, op: str, want: str) -> None:

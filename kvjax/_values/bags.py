@@ -100,9 +100,8 @@ def check_combiner(combiner: Any, weights: Any, shape: tuple[int, ...], table: s
         return
     if combiner == "max":
         raise fail(ValueError, table, op, "no weights for combiner 'max'", "weights", "a mask leaves keys out")
-    if weights.shape != shape or weights.dtype.kind in "bcOSU":
-        got = f"{weights.shape} {weights.dtype}"
-        raise fail(ValueError, table, op, f"real weights {shape}", got, "give one number per key")
+    if weights.shape != shape:
+        raise fail(ValueError, table, op, f"real weights {shape}", f"{weights.shape}", "give one number per key")
 
 
 def check_empty(empty: Any, dim: int, table: str, op: str = OP) -> None:

@@ -23,7 +23,8 @@ def check_choice(choice: object, ok: bool, want: str, got: Any) -> None:
       ValueError: it is not.
     """
     if not ok:
-        module, name = type(choice).__module__.removeprefix("kvjax."), type(choice).__name__
+        own = next(each for each in type(choice).__mro__ if each.__module__.startswith("kvjax."))  # of a user's class
+        module, name = own.__module__.removeprefix("kvjax."), own.__name__
         raise fail(ValueError, None, f"{module}.{name}", want, repr(got), f"see kvjax.{module}")
 
 

@@ -49,12 +49,14 @@ def as_array(items: Any, where: str) -> np.ndarray:
       TypeError: they are a buffer of bytes.
       ValueError: they are nested sequences of several lengths.
     """
-    if _is_buffer(first_of(items)):
+    if _is_buffer(first := first_of(items)):
         mend = "make bytes of it, bytes(x), for kvjax.hash_keys, or an array by np.frombuffer(x, dtype)"
-        got = f"a {type(first_of(items)).__name__}, whose bytes would be an id each"
+        mend = _COLUMN if _is_of_arrow(first) else mend
+        got = f"a {type(first).__name__}, whose bytes would be an id each"
         raise fail(TypeError, None, where, "an array of ids", got, mend)
     try:
-        return np.asarray(items, object if holds((bool, np.bool_), items) else None)
+        array = np.asarray(items)
+        return np.asarray(items, object) if holds((bool, np.bool_), items) else array
     except ValueError as error:
         if "inhomogeneous" not in str(error):
             raise
@@ -119,11 +121,18 @@ def mend_of(item: object, otherwise: str) -> str:
             "give what is in the lists as one array, and their lengths to kvjax.lookup_bag(..., lengths=); lists of "
             "one length are an array by np.stack(ids)"
         )
-    if hasattr(item, "as_py"):
-        return "give the column of Arrow, of which NumPy makes an array, and not a list of its elements"
+    if _is_of_arrow(item):
+        return _COLUMN
     if isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
         return "make a list of it, list(ids)"
     return otherwise
+
+
+_COLUMN = "give the column of Arrow, of which NumPy makes an array, and not a list of its elements"
+
+
+def _is_of_arrow(item: object) -> bool:
+    return hasattr(item, "as_py")
 
 
 def _is_buffer(x: object) -> bool:

@@ -8,6 +8,9 @@ import numpy as np
 
 from kvjax._values.errors import fail
 
+MASK_OF = "give true for keys that count and false for padding, as mask != 0 does of numbers"
+"""The mend for a mask of something else."""
+
 
 def check_mask(mask: Any, shape: tuple[int, ...], table: str, op: str) -> None:
     """Whether an array of NumPy or JAX is a mask of keys of this shape.
@@ -16,7 +19,7 @@ def check_mask(mask: Any, shape: tuple[int, ...], table: str, op: str) -> None:
       TypeError, ValueError: it is not.
     """
     if mask.dtype != np.bool_:
-        raise fail(TypeError, table, op, "a bool mask", f"{mask.dtype}", "compare it first")
+        raise fail(TypeError, table, op, "a mask of bool", f"{mask.dtype}", MASK_OF)
     if mask.shape != shape:
         raise fail(ValueError, table, op, f"a mask {shape}", f"{mask.shape}", "give one per key")
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from kvjax._formats.quantise import decode, rounded, to_float32
-from kvjax._values.arrays import ArrayLike, HasArray, check_all_there, check_no_mask
+from kvjax._values.arrays import ArrayLike, HasArray, check_all_there
 from kvjax._values.bags import OP as BAGS
 from kvjax._values.bags import check_combiner, check_empty
 from kvjax._values.combiners import Combiner
@@ -161,7 +161,7 @@ class FrozenReads:
         what = f"table {self.name!r}, {BAGS}"
         for each in (weights, empty):
             check_all_there(each, what)
-        own: Any = None if weights is None else np.asarray(weights)
+        own: Any = None if weights is None else to_float32(weights, what, "weights that are real numbers")
         check_combiner(combiner, own, bits.shape, self.name)
         ids, shape = places_of(lengths, segment_ids, num_segments, bits.shape, self.name)
         row: Any = empty if empty is None or isinstance(empty, str) else to_float32(empty, what)
@@ -169,7 +169,7 @@ class FrozenReads:
             check_empty(row, self.dim, self.name)
         at = np.flatnonzero(ids >= 0 if valid is None else (ids >= 0) & valid.reshape(-1))
         rows = clip_norm(np, self._rows_of(bits.reshape(-1)[at], missing, BAGS)[0], max_norm, self.name, BAGS)
-        own = None if own is None else to_float32(own, what).reshape(-1)[at]
+        own = None if own is None else own.reshape(-1)[at]
         return combined(combiner, shape, ids[at], rows, own, row)
 
     def contains(self, keys: IdsLike) -> np.ndarray:
@@ -239,7 +239,7 @@ class FrozenReads:
 
     def _valid(self, keys: Any, bits: np.ndarray, mask: Any, pad_id: Any, op: str) -> np.ndarray | None:
         if mask is not None:
-            check_no_mask(mask, f"table {self.name!r}, {op}")
+            check_all_there(mask, f"table {self.name!r}, {op}")
             mask = np.asarray(mask)
             check_mask(mask, bits.shape, self.name, op)
         if pad_id is None:

@@ -234,6 +234,8 @@ def test_lists_that_are_no_array_of_keys(make):
             ValueError, match=r"kvjax: .*: want an array of ids, got sequences of several lengths; pad them"
         ):
             op([[1], [2, 3]])
+    with pytest.raises(ValueError, match="got sequences of several lengths"):
+        kvjax.keys([[5], [True, 3]])
     for nothing in (np.array([]), [], jnp.array([]), np.zeros((0, 2))):
         assert table.lookup(nothing).shape == (*np.shape(nothing), table.dim)
     with pytest.raises(ValueError, match=f"all signed or all unsigned, got -1 and {2**64 - 1}"):

@@ -122,7 +122,7 @@ def test_masks_and_bad_arguments(make, tmp_path):
         frozen.lookup([2**64 - 1, -1])
     for keys, mask, want in (
         ([1.5], None, "want integers of at most 64 bits"), (["a"], None, "want integers"), ([2**64], None, "has more"),
-        ([1], [1], "want a bool mask"), (jnp.arange(2), None, "want ids of 64 bits"),
+        ([1], [1], "want a mask of bool"), (jnp.arange(2), None, "want ids of 64 bits"),
         ([[jnp.int32(1)], [jnp.int32(2)]], None, "want ids of 64 bits"),
         (jnp.ones(1), None, "want integers of at most 64 bits, got float"),
     ):  # fmt: skip

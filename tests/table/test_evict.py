@@ -286,5 +286,8 @@ def test_what_evict_takes(make):
     for call in (lambda t: t.stats().size, lambda t: t.on_evict(print).version, lambda t: t.reserve(3).version):
         with pytest.raises(TypeError, match="outside jit"):
             jax.jit(call)(table)
+    mine = type("Mine", (evict.MaxAge,), {})
+    with pytest.raises(ValueError, match=r"kvjax: evict\.MaxAge: want an integer .*, got -1; see kvjax\.evict$"):
+        mine(-1)
     with pytest.raises(ValueError, match="step of 0 or more"):
         table.evict(evict.MaxAge(1), step=-3)

@@ -68,7 +68,7 @@ def test_steps_by_a_clock():
     (same,) = simulate(log, [None], evict=aged, step=iter(range(1, 1000)))
     assert same.evicted == 0
     assert simulate(log, [None], evict=aged, step=arrow.array(clock)) == [found]
-    for wrong in (clock[:3], [1, 2, 3, 2**31], [1.5] * 4, ["1"] * 4, 3, arrow.array([1, 2, None, 4])):
+    for wrong in (clock[:3], [1, 2, 3, 2**31], [1.5] * 4, ["1"] * 4, 3, np.array(3), "3", arrow.array([1, 2, None, 4])):
         with pytest.raises((ValueError, TypeError), match=r"kvjax: simulate: want (steps|a step|step=) .*step"):
             simulate(log, [None], step=wrong)
     assert kvjax.tables() == {}
@@ -118,8 +118,11 @@ def test_what_is_refused_leaves_no_table():
     for wrong in ("evict", "admit"):
         with pytest.raises(TypeError, match=rf"simulate: want {wrong}= of kvjax.{wrong} or None, got 'x'"):
             simulate([[1]], [None], **{wrong: "x"})
-    with pytest.raises(TypeError, match="simulate: want the keys of each step, got 5"):
-        simulate(5, [None])
+    for one in (5, np.array(5), jnp.array(5)):  # of which arrays say that they can be gone through
+        with pytest.raises(TypeError, match=r"simulate: want the keys of each step, got .*5"):
+            simulate(one, [None])
+        with pytest.raises(TypeError, match=r"simulate: want a list of limits as max_capacity=, got 5; give \[5\]"):
+            simulate([[1]], one)
     with pytest.raises(TypeError, match="want ids of 64 bits"):
         simulate([jnp.asarray(np.array([2**40 + 1]))], [None])
 
