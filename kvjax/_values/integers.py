@@ -5,7 +5,7 @@ from __future__ import annotations
 import array as python_array
 import operator
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,8 @@ def mend_of(item: object, otherwise: str) -> str:
         )
     if _is_of_arrow(item):
         return _COLUMN
+    if hasattr(item, "keys") and not isinstance(item, Mapping):
+        return "give the ids that it has, its .keys, and what else is in it by the other arguments"
     if isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
         return "make a list of it, list(ids)"
     return otherwise

@@ -111,7 +111,8 @@ class Prune:
             raise fail(ValueError, None, "Prune", "True or False as zero_rows", repr(self.zero_rows), mend)
         if self.predicate is not None and not callable(self.predicate):
             want = "kvjax.Prune, or a function from an export to a mask"
-            raise fail(TypeError, None, "prune", want, repr(self.predicate), "give one of these")
+            mend = "give one of these, which is for all tables"
+            raise fail(TypeError, None, "prune", want, f"{self.predicate!r:.100}", mend)
         for name in KEY_SETS:
             check_whole(getattr(self, name), f"Prune({name}=)")
         _check_apart(self.key_set("keep"), self.key_set("remove"), None)

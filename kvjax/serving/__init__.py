@@ -22,8 +22,8 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["Changes", "FrozenArrays", "FrozenError", "FrozenTable", "PausedError", "Release", "ReleaseInfo", "Releases"]
+__all__ = ["Changes", "FrozenError", "FrozenTable", "PausedError", "Release", "ReleaseInfo", "Releases"]
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "FrozenArrays"])  # which `import *` leaves out, so that it needs no JAX

@@ -242,7 +242,8 @@ class Releases:
           The new release, which `current` then returns too.
 
         Raises:
-          ValueError, OSError: as `FrozenTable.write`, or a name or `keep` is not possible; the current release stays.
+          ValueError, OSError: as `FrozenTable.write`, or there is no table and no file, or a name or `keep` is not
+            possible; the current release stays.
           TypeError: `tables` or `files` is not a mapping from names, a file is not bytes, or `keep` is not an integer.
           PausedError: the releases are paused, by `rollback`.
 
@@ -257,6 +258,10 @@ class Releases:
           >>> kvjax.drop_table("doc_publish")
         """
         check_by_name("publish", tables, files)
+        if not tables and not files:
+            raise self._folder.failed(
+                ValueError, "publish", "a table or a file", "none", "give what servers are to read"
+            )
         with self._writing("publish", keep):
             with self._folder.new(self._least()) as folder:
                 for name, source in tables.items():

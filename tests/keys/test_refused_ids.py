@@ -21,6 +21,7 @@ def test_ids_of_python_are_exact_or_described():
         ([[5], [True]], "bool True among them", "cast them"),  # which NumPy would make 1
         ({5}, r"set \{5\} among them", r"make a list of it, list\(ids\)$"),  # no ids to hash
         (map(int, "12"), "map .* among them", r"make a list of it, list\(ids\)$"),
+        (kvjax.serving.Changes([5]), r"Changes .*\(keys=.* among them", r"give the ids that it has, its \.keys"),
         (list(arrow.array([5])), "Int64Scalar .* among them", "give the column of Arrow"),
     ):
         with pytest.raises(TypeError, match=f"want integers of at most 64 bits, got {got}; {mend}"):

@@ -49,16 +49,16 @@ def doc_of(member):
     return inspect.getdoc(function) if is_ours else None
 
 
-PUBLIC = {name for module in MODULES for name in importlib.import_module(module).__all__}
+PUBLIC = {name for module in MODULES for name in dir(importlib.import_module(module))}
 
 
 def lines_of(module):
     yield from ("", f"## {module.__name__}", "", first_sentence(module.__doc__), "", "| | |", "|---|---|")
-    for name in sorted(module.__all__, key=str.lower):
+    for name in sorted(dir(module), key=str.lower):
         x = getattr(module, name)
         if not inspect.ismodule(x) and not name.endswith("State"):
             yield from lines_on(name, x)
-    if states := [f"`{name}`" for name in sorted(module.__all__) if name.endswith("State")]:
+    if states := [f"`{name}`" for name in dir(module) if name.endswith("State")]:
         yield from ("", "The states of transforms, for annotations:", *(f"{state}," for state in states[:-1]))
         yield f"{states[-1]}."
 
@@ -90,7 +90,7 @@ def test_the_reference_is_written():
 
 def test_what_is_internal_is_there():
     objects = [getattr(importlib.import_module(module), name) for module in MODULES
-               for name in importlib.import_module(module).__all__]  # fmt: skip
+               for name in dir(importlib.import_module(module))]  # fmt: skip
     there = {member for x in objects if inspect.isclass(x) for base in x.__mro__ for member in vars(base)}
     assert there >= INTERNAL
 

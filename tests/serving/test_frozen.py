@@ -295,7 +295,8 @@ def test_takes_numpy_alone(make, tmp_path):
     program = f"""
 import sys
 import kvjax.serving
-frozen = kvjax.serving.FrozenTable.open({str(tmp_path / "t")!r}, verify=True)
+from kvjax.serving import *
+frozen = FrozenTable.open({str(tmp_path / "t")!r}, verify=True)
 rows = frozen.lookup({UNSEEN[:5].tolist()})
 frozen = frozen.update([3], [[1.0, 2.0]])
 assert not {{"jax", "flax", "orbax", "optax", "ml_dtypes", "tensorstore", "kvjax.ffi"}} & sys.modules.keys()

@@ -28,6 +28,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_child_that_was_forked_while_a_thread_opens_a_release_opens_it_too(tmp_path):
-    Releases(tmp_path).publish({})
+    Releases(tmp_path).publish({}, {"a file": b""})
     command = [sys.executable, "-W", "ignore", "-c", _FORKS, str(tmp_path)]  # Python warns of forks beside threads
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "1\n"

@@ -175,7 +175,7 @@ def test_what_goes_wrong_leaves_the_current_release(tmp_path):
             call([])
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"kvjax: publish: .*; a file is where that path wants a folder"):
-        Releases(tmp_path / "file").publish({})
+        Releases(tmp_path / "file").publish({"t": rows(1, 1)})
     with pytest.raises(FrozenError, match=r"got a folder; a folder of releases is read by Releases\(path\)"):
         FrozenTable.open(tmp_path / "v")
     with pytest.raises(FrozenError, match="update: want a release that has been published, got no such folder"):
@@ -311,12 +311,11 @@ def test_arguments_that_mean_nothing_publish_nothing(tmp_path):
     releases = Releases(tmp_path / "v")
     releases.publish({"t": rows(1, 3)}, missing="zeros")
     for keep, error in ((0, ValueError), (-1, ValueError), (None, TypeError), (1.5, TypeError), ("2", TypeError)):
-        for call in (
-            lambda keep=keep: releases.publish({}, keep=keep),
-            lambda keep=keep: releases.update({}, keep=keep),
-        ):
+        for call in (releases.publish, releases.update):
             with pytest.raises(error, match=r"want keep= of 1 or more releases, got"):
-                call()
+                call({}, {"file": b""}, keep=keep)
+    with pytest.raises(ValueError, match=r"releases '.*v', publish: want a table or a file, got none"):
+        releases.publish({})
     with pytest.raises(TypeError, match=r"'t', update: want a kvjax.serving.Changes, got dict"):
         releases.update({"t": {"keys": [1]}})
     for call in (releases.publish, releases.update):

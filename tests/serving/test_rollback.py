@@ -66,7 +66,7 @@ def test_a_release_is_paused_where_it_is(releases):
     now = releases.current()
     assert releases.rollback(3) is now and releases.paused and numbers(releases) == [1, 2, 3]
     with pytest.raises(PausedError):
-        releases.publish({})
+        releases.publish({}, {"a file": b""})
 
 
 def test_what_is_known_of_releases(releases):

@@ -115,6 +115,8 @@ def test_keys_to_keep_and_numbers_of_rows_are_exact():
     for use in (lambda: table.export(prune=5), lambda: kvjax.Prune(predicate=5)):
         with pytest.raises(TypeError, match=r"want kvjax.Prune, or a function .* got 5"):
             use()
+    with pytest.raises(TypeError, match=r"got {'t': Prune\(\)}; give one of these, which is for all tables"):
+        table.export(prune={"t": kvjax.Prune()})
 
 
 OTHERS = {
