@@ -89,7 +89,7 @@ class File:
 
     def _blocks(self) -> Iterator[bytes]:
         """The file in pieces of whole lines, about `block` bytes each; a missing last newline is supplied."""
-        with _open(self.path, "rb") as file:
+        with self._opened() as file:
             rest = b""
             while piece := self._read(file):
                 lines, newline, rest = (rest + piece).rpartition(b"\n")
@@ -97,6 +97,12 @@ class File:
                     yield lines + newline
             if rest:
                 yield rest + b"\n"
+
+    def _opened(self) -> IO[bytes]:
+        try:
+            return _open(self.path, "rb")
+        except OSError as error:
+            raise FormatError(f"{self.path}: want a log in the Criteo format, got: {error.strerror}") from None
 
     def _read(self, file: IO[bytes]) -> bytes:
         try:

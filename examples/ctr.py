@@ -215,7 +215,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--lr", type=float, default=5e-3, help="Adam's, of the dense layers; decays to 0")
     add("--table-lr", type=float, default=0.02, help="Adagrad's, of the tables")
     add("--seed", type=int, default=0)
-    add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
+    add("--smoke", action="store_true", help="a short run, to see that it works; no goal to reach")
     add("--json", type=writable, metavar="PATH", help="write the summary")
     return parsed(parser, rows=20_000, batch=128)
 

@@ -137,7 +137,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batch", type=positive, default=1024, help="edges a step")
     add("--lr", type=float, default=0.5, help="Adagrad's")
     add("--seed", type=int, default=0)
-    add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
+    add("--smoke", action="store_true", help="a short run, to see that it works; no goal to reach")
     add("--json", type=writable, metavar="PATH", help="write the summary")
     return parsed(parser, edges=30_000, batch=256)
 

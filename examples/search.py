@@ -194,7 +194,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--epochs", type=positive, default=5)
     add("--min-frequency", type=natural, default=50, help="of the parts whose rows servers get")
     add("--seed", type=int, default=0)
-    add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
+    add("--smoke", action="store_true", help="a short run, to see that it works; no goal to reach")
     add("--json", type=writable, metavar="PATH", help="write the summary")
     return parsed(parser, titles=500, epochs=3)
 

@@ -234,7 +234,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--table-lr", type=float, default=5e-3, help="the same of the table, whose rows are trained more seldom")
     add("--dropout", type=share, default=0.2)
     add("--seed", type=int, default=0)
-    add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")
+    add("--smoke", action="store_true", help="a short run, to see that it works; no goal to reach")
     add("--json", type=writable, metavar="PATH", help="write the summary")
     return parsed(parser, users=600, epochs=6)
 

@@ -3,7 +3,8 @@
     python examples/serve.py                      # a synthetic click log
     python examples/serve.py --data train.txt.gz  # a log in the Criteo format
     python examples/serve.py --out FOLDER         # keeps the releases and checkpoints
-    python examples/serve.py --serve FOLDER/releases    # only the server of such releases, until Ctrl-C
+    python examples/serve.py --serve FOLDER/releases    # only the server of such releases, until Ctrl-C; it waits for
+                                                        # the first one
 
 Three processes: this one trains, saves deltas (`kvjax.checkpoint.save`, with the cursor "serving") and publishes each
 as a release (`kvjax.serving.Releases.follow`); the server is uvicorn with an ASGI app that has NumPy, frozen tables and
@@ -368,9 +369,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=positive, default=2)
     parser.add_argument("--quantise", choices=("float16", "bfloat16", "int8"), help="store rows with fewer bits")
     parser.add_argument("--batches", type=positive, default=300, help="to time the other two by")
-    parser.add_argument("--smoke", action="store_true", help="a few seconds, to see that it runs")
+    parser.add_argument("--smoke", action="store_true", help="a short run, to see that it works")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; default: one that goes at the end")
-    parser.add_argument("--serve", type=Path, metavar="FOLDER", help="only answer from this folder of releases")
+    parser.add_argument(
+        "--serve", type=Path, metavar="FOLDER", help="only answer from this folder of releases, once one is in it"
+    )
     parser.add_argument("--program", type=Path, help=argparse.SUPPRESS)
     return parsed(parser, rows=4000, batch=64, steps=12, updates=2, seconds=0.6, batches=10)
 

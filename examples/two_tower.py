@@ -271,7 +271,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=path, help="Gowalla as lightgcn_split.npz; default: a synthetic stream")
     parser.add_argument("--out", type=path, help="default: runs/two_tower, named after the flags")
     parser.add_argument("--dense", action="store_true", help="nn.Embed of fixed size instead of kvjax")
-    parser.add_argument("--smoke", action="store_true", help="a few seconds on a tiny stream")
+    parser.add_argument("--smoke", action="store_true", help="a short run on a tiny stream")
     parser.add_argument("--fresh", action="store_true", help="start anew even if --out holds a checkpoint")
     parser.add_argument("--kill-at", type=natural, default=0, metavar="STEP", help="die there, to try resuming")
     parser.add_argument("--save-every", type=natural, metavar="STEPS", help="0: never")

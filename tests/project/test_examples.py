@@ -260,7 +260,7 @@ def test_criteo_format(tmp_path):
         ("log.gz", b"1\t2\n", "want a gzipped file, as its name says, got: Not a gzipped file"),
         ("empty", b"", "want rows to train on and rows to test on; 0 of 0"),
         ("unlabelled", b"\t" * 38 + b"\n", "labels"),
-        (None, b"", "No such file"),
+        (None, b"", "none: want a log in the Criteo format, got: No such file"),
     ],
 )
 def test_a_log_of_another_shape(name, content, says, tmp_path, monkeypatch):
@@ -269,7 +269,7 @@ def test_a_log_of_another_shape(name, content, says, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["ctr.py", "--batch", "8", "--data", str(tmp_path / (name or "none"))])
     with pytest.raises(SystemExit, match=says):
         ctr.main()
-    with pytest.raises(SystemExit, match=says if content else "8 rows or more|No such file"):
+    with pytest.raises(SystemExit, match=says if content or not name else "8 rows or more"):
         serve.main()
 
 
