@@ -12,6 +12,7 @@ from kvjax._formats.atomic import scratch_of
 from kvjax._formats.choices import EXPORTED, FILE_FORMATS
 from kvjax._formats.paths import anywhere
 from kvjax.checkpoint._files import is_same
+from kvjax.checkpoint._locate import locate
 from kvjax.checkpoint._new import check_outside
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def _check_used(args: argparse.Namespace, kind: str, to: str) -> None:
 def _out(args: argparse.Namespace, to: str) -> dict[str, Any]:
     from kvjax.convert import export_checkpoint
 
+    locate(args.source, "convert")  # before what is said of the other arguments
     if to == "kvjax":
         return _whole(args)
     with progress("reading rows", args.json) as read:
@@ -108,8 +110,8 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
         raise ValueError(f"kvjax convert: want the name of {kind}'s variable, got none; say --table")
     if to == "kvjax":
         report = _as_checkpoint(args, kind, args.out, args.table, rules_of(args))
-        said = {"table": report.table, "rows": report.rows, "total": report.total, "format": to}
-        return said | {"left": list(report.left), "error": None}
+        said = dict(vars(report)) | {"format": to, "error": None}
+        return said | {"left": list(said.pop("left"))}
     from kvjax.convert import export_checkpoint
 
     beside = scratch_of(anywhere(args.out, "convert").resolve())
@@ -121,7 +123,9 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
                 slots=args.slots or bool(args.slot or args.fill), partitions=args.partitions or 1,
             )  # fmt: skip
     left = [*report.left, *out.left]
-    return {"rows": out.rows, "total": out.total, "format": to, "left": left, "error": out.error}
+    return {
+        "rows": out.rows, "total": out.total, "dim": report.dim, "format": to, "left": left, "error": out.error
+    }  # fmt: skip
 
 
 def _as_checkpoint(

@@ -88,7 +88,9 @@ def open_dynamicemb(
     left += others
     if waiting := dump.size("_counter_keys") // 8:
         left.append(f"the counts of {waiting} keys that its admission had seen")
-    return incoming(path, f"dynamicemb's {name!r}", columns, fill=fill, left=left)
+    return incoming(
+        path, f"dynamicemb's {name!r}", columns, fill=fill, left=left, unsaid="say dim= and key_dtype= of the table"
+    )
 
 
 class _Dump:

@@ -12,6 +12,7 @@ import numpy as np
 from kvjax._formats.errors import FileError
 from kvjax._formats.source import Column, Repeated, Source
 from kvjax._values.dtypes import dtype_name, is_float
+from kvjax._values.errors import warn
 from kvjax._values.exported import SLOT, Exported
 from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.numbers import is_integer, is_real
@@ -59,6 +60,7 @@ class Incoming:
       last_step: of the table, if it is known.
       key_dtype: of the table; by default that of the keys there.
       left: what was not taken.
+      unsaid: the mend where files do not say what they have; empty for those that say all.
     """
 
     file: str | os.PathLike[str]
@@ -68,6 +70,7 @@ class Incoming:
     last_step: int | None
     key_dtype: str
     left: tuple[str, ...]
+    unsaid: str
 
     @property
     def sources(self) -> dict[str, Source]:
@@ -101,7 +104,9 @@ class Incoming:
         columns = dict(parts[""])
         keys = wide(columns["keys"])
         words, n = keys.view(np.int64), len(keys)
-        _check_once(self.file, "each key once", np.sort(words), keys, "leave all but one of their rows out")
+        mend = f"leave all but one of their rows out{self._or_say}"
+        _check_once(self.file, "each key once", np.sort(words), keys, mend)
+        lost[_NOT_FINITE] += int((~np.isfinite(columns["values"]).all(axis=1)).sum())
         has_slots = columns.get("has_slots", np.full(n, any(name.startswith(SLOT) for name in self.columns)))
         for name, each in self.joined.items():
             found = parts[name]
@@ -125,12 +130,22 @@ class Incoming:
         """Names of those that there are."""
         return [*self.rows.types, *self.joined]
 
+    @property
+    def _or_say(self) -> str:
+        return self.unsaid and f", or {self.unsaid}"
+
     def left_of(self, lost: Counter[str]) -> tuple[str, ...]:
-        """What was not taken, a line each, once all is read."""
+        """What was not taken, a line each, once all is read. Warns of rows that are taken and are not finite."""
+        if n := lost[_NOT_FINITE]:
+            warn(
+                f"kvjax: {os.fspath(self.file)}: {n} of {self.rows.num_rows} rows of {self.source} have a NaN or an "
+                f"infinity, and are taken as they are; look for the cause there{self._or_say}"
+            )
         slots = [name.removeprefix(SLOT) for name in self.joined if name.startswith(SLOT)]
         texts = {name: each.left for name, each in self.joined.items()}
         texts[_WITHOUT] = f"slots of {{}} keys, which not all of {slots} have"
-        return (*(text.replace("{}", str(lost[name]), 1) for name, text in texts.items() if lost[name]), *self.left)
+        found = (text.replace("{}", str(lost[name]), 1) for name, text in texts.items() if lost[name])
+        return (*found, *self.left)
 
 
 MOST_FREQUENT = 2**62 - 1
@@ -139,11 +154,14 @@ MOST_FREQUENT = 2**62 - 1
 _WITHOUT = ""
 """Under which `Incoming.together` counts keys without slots."""
 
+_NOT_FINITE = "values"
+"""Under which it counts rows with a NaN or an infinity, which are not left out."""
+
 
 def incoming(
     file: str | os.PathLike[str], source: str, columns: Mapping[str, Column], *,
     joined: Mapping[str, Joined] | None = None, fill: Mapping[str, float] | None = None, last_step: int | None = None,
-    key_dtype: str | None = None, left: Sequence[str] = (),
+    key_dtype: str | None = None, left: Sequence[str] = (), unsaid: str = "",
 ) -> Incoming:  # fmt: skip
     """Rows to read, if their types fit each other.
 
@@ -157,6 +175,7 @@ def incoming(
       last_step: of the table; by default the last row version.
       key_dtype: of the table; by default that of the keys.
       left: what was not taken.
+      unsaid: the mend where files do not say what they have.
 
     Raises:
       FileError: they do not.
@@ -191,7 +210,7 @@ def incoming(
             file, "fill= of slots that no file has", f"{names}, which slots= takes", "leave one of the two out"
         )
     rows, own = Source.of({**filled, **columns}, {}), key_dtype or dtype_name(keys.dtype)
-    return Incoming(file, source, rows, dict(joined or {}), last_step, own, tuple(left))
+    return Incoming(file, source, rows, dict(joined or {}), last_step, own, tuple(left), unsaid)
 
 
 def _filled(file: str | os.PathLike[str], fill: Mapping[str, float], num_rows: int) -> dict[str, Column]:

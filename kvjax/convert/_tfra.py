@@ -24,7 +24,8 @@ def from_tfra(
     """Reads a ``dynamic_embedding.Variable`` of TensorFlow Recommenders Addons that ``save_to_file_system`` wrote.
 
     The files are bare arrays, "<name>_mht_<i>of<n>_rank<r>_size<s>-keys" and "-values", little-endian. They do not
-    contain `dim` and dtypes: only their sizes can show that these are wrong. All shards and ranks must be there.
+    contain `dim` and dtypes: only sizes that do not fit show that these are wrong, and a warning of rows with a NaN or
+    an infinity. So look at `dim` and some rows of the result. All shards and ranks must be there.
     Optimizer slots are separate variables with their own files, whose names begin with "<name>_<slot>_mht_" ("/" in a
     name is "_"). TFRA saves neither frequencies nor
     scores.
@@ -61,15 +62,24 @@ def from_tfra(
     return open_tfra(folder, name, dim, key_dtype=key_dtype, dtype=dtype, slots=slots, fill=fill).read()
 
 
-def _dtype(path: Path, argument: str, given: str, kinds: str) -> np.dtype[np.generic]:
+def dtype_of(path: Path, argument: str, given: str, kinds: str) -> np.dtype[np.generic]:
+    """What an argument says that the files have, of some kinds of NumPy's.
+
+    Raises:
+      FileError: it says something else.
+    """
     try:
         dtype = np.dtype(given)
     except TypeError:
         dtype = np.dtype(object)
-    if dtype.kind not in kinds:  # that of bfloat16 is V
+    if dtype.kind not in kinds:
         want = "numbers, such as 'float32'" if "f" in kinds else "integers, such as 'int64'"
-        raise FileError(path, f"{argument} of {want}", f"{given!r:.50}", "say what the files have")
+        raise FileError(path, f"{argument}= of {want}", f"{given!r:.50}", "say what the files have")
     return dtype
+
+
+FLOATS = "fiuV"  # that of bfloat16 is V
+_UNSAID = "say dim=, key_dtype= and dtype= of the variable, or source_dtype= if dtype= is that of a new checkpoint"
 
 
 def open_tfra(
@@ -78,7 +88,7 @@ def open_tfra(
 ) -> Incoming:  # fmt: skip
     """As `from_tfra`, to be read piece by piece."""
     path = local(folder, "from_tfra")
-    kinds = _dtype(path, "key_dtype", key_dtype, "iu"), _dtype(path, "dtype", dtype, "fiuV")
+    kinds = dtype_of(path, "key_dtype", key_dtype, "iu"), dtype_of(path, "dtype", dtype, FLOATS)
     keys, values = _joined(path, name, *kinds, dim)
     check_wanted(path, slots)
     there = _slots(path, name)
@@ -87,7 +97,8 @@ def open_tfra(
         SLOT + ours: Joined.slot(folder, stem, *_joined(path, stem, *kinds, None)) for ours, stem in chosen.items()
     }
     left = [f"{stem}, which may be a slot" for stem in there if stem not in chosen.values()]
-    return incoming(folder, f"TFRA's {name!r}", {"keys": keys, "values": values}, joined=taken, fill=fill, left=left)
+    columns = {"keys": keys, "values": values}
+    return incoming(folder, f"TFRA's {name!r}", columns, joined=taken, fill=fill, left=left, unsaid=_UNSAID)
 
 
 def _joined(
@@ -122,9 +133,8 @@ def _stems(folder: Path, name: str) -> list[Path]:
             whole.add((max(shards, 1), max(size, 1)))
     if not found:
         names = [path.name for path in _keys_files(folder)][:5]
-        raise FileError(
-            folder, f"files of {name!r}, {_stem(name)}_mht_...-keys", f"{names}", "give its name and folder"
-        )
+        got = f"{names}" if folder.is_dir() else "no such folder"
+        raise FileError(folder, f"files of {name!r}, {_stem(name)}_mht_...-keys", got, "give its name and folder")
     if len(whole) > 1:
         raise FileError(folder, f"one save of {name!r}", f"shards and processes {sorted(whole)}", _ONE)
     ((shards, size),) = whole
@@ -146,7 +156,7 @@ def _read(
     if rest or values_bytes != rows * width * dtype.itemsize:
         raise FileError(
             stem, f"keys of {key_dtype} and rows of {width} {dtype}", f"{keys_bytes} and {values_bytes} bytes",
-            "say dim=, key_dtype= and dtype= of the variable, or source_dtype= if dtype= is that of a new checkpoint",
+            _UNSAID,
         )  # fmt: skip
     return InFile(f"{stem}-keys", key_dtype, (rows,)), InFile(f"{stem}-values", dtype, (rows, width))
 

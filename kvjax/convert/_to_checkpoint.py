@@ -41,7 +41,7 @@ from kvjax.convert._incoming import Incoming
 from kvjax.convert._sok import open_sok
 from kvjax.convert._spread import spread
 from kvjax.convert._tfplus import open_tfplus
-from kvjax.convert._tfra import open_tfra
+from kvjax.convert._tfra import FLOATS, dtype_of, open_tfra
 from kvjax.ffi import host
 
 OPENERS: Mapping[str, Callable[..., Incoming]] = {
@@ -58,6 +58,8 @@ class ImportReport:
       table: name of the table.
       rows: number of rows in the checkpoint.
       total: number of rows in the source.
+      dim: of the rows.
+      dtype: of the rows in the checkpoint.
       left: what was not taken, and why, one line each.
 
     Example:
@@ -65,12 +67,14 @@ class ImportReport:
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     np.savez(folder + "/items.npz", keys=np.array([7, 8]), values=np.ones((2, 3), np.float32))
       ...     kvjax.convert.import_checkpoint(folder + "/items.npz", folder + "/one")
-      ImportReport(table='items', rows=2, total=2, left=())
+      ImportReport(table='items', rows=2, total=2, dim=3, dtype='float32', left=())
     """
 
     table: str
     rows: int
     total: int
+    dim: int
+    dtype: str
     left: tuple[str, ...]
 
 
@@ -144,6 +148,8 @@ def import_checkpoint(
     if source_dtype is not None and kind != "tfra":
         mend = "leave it out, and say dtype= for the rows in the checkpoint"
         raise FileError(given, "source_dtype= for tfra alone", f"{source_dtype!r} for {kind}", mend)
+    if source_dtype is not None:
+        dtype_of(Path(given), "source_dtype", source_dtype, FLOATS)
     if kind == "tfra" and (in_source := source_dtype or dtype) is not None:
         how["dtype"] = in_source
     opened: Any = partial(open_file, kind) if variable is None else partial(OPENERS[kind], name=variable)
@@ -171,8 +177,10 @@ def _write(
     progress: Callable[[int], object] | None,
 ) -> ImportReport:  # fmt: skip
     with new_checkpoint(out, overwrite, "import") as folder:
-        left = _Arrays(incoming, name, options, scratch_of(out)).write(folder, progress or (lambda _: None))
-    return ImportReport(name, incoming.rows.num_rows, incoming.rows.num_rows, left)
+        arrays = _Arrays(incoming, name, options, scratch_of(out))
+        left = arrays.write(folder, progress or (lambda _: None))
+    dtype, (dim,) = arrays.types["values"]
+    return ImportReport(name, incoming.rows.num_rows, incoming.rows.num_rows, dim, dtype.name, left)
 
 
 class _Arrays:

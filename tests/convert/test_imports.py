@@ -178,8 +178,10 @@ def test_dense_embeddings_and_the_table_they_become():
         convert.from_dense(values).load(half)
     half = convert.from_dense(values[:2]).load(half, cast=True)
     assert len(half) == 2
+    with pytest.warns(UserWarning, match="1 of 2 rows of an array have a NaN or an infinity"):
+        large = convert.from_dense(np.float32([[1, 2, 3], [np.inf, 7e4, 0]]))
     with pytest.raises(ValueError, match="want values that float16 can hold, got larger ones in 1 rows"):
-        convert.from_dense(np.float32([[1, 2, 3], [np.inf, 7e4, 0]])).load(half, cast=True)
+        large.load(half, cast=True)
     assert len(half) == 2
     for other in (np.complex64, np.int64, bool):
         with pytest.raises(ValueError, match=r"want values \(2, dim\) of floats"):
@@ -241,8 +243,8 @@ def test_damaged_bundles(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"key_dtype": "int46"}, "want key_dtype of integers, such as 'int64', got 'int46'"),
-        ({"key_dtype": []}, "want key_dtype of integers"), ({"dtype": "x"}, "want dtype of numbers, such as 'float32'"),
+        ({"key_dtype": "int46"}, "want key_dtype= of integers, such as 'int64', got 'int46'"),
+        ({"key_dtype": []}, "want key_dtype= of integers"), ({"dtype": "x"}, "want dtype= of numbers, such as"),
         ({"slots": "m"}, "want slots= by the names of slots, got str"),
         ({"fill": ["m"]}, "want fill= by the names of slots, got list"),
     ],

@@ -94,6 +94,12 @@ def test_the_source_of_tfra_may_have_another_dtype(tmp_path, capsys):
     given = {"format": "tfra", "variable": "t", "source_dtype": "float64"}
     with pytest.raises(convert.FileError, match=r'float64; say dtype="float32" to round them, .* source_dtype='):
         convert.import_checkpoint(tmp_path, tmp_path / "out", **given)
+    with pytest.raises(convert.FileError, match=r"want source_dtype= of numbers, such as 'float32', got 'float46'"):
+        convert.import_checkpoint(tmp_path, tmp_path / "out", format="tfra", variable="t", source_dtype="float46")
+    with pytest.raises(convert.FileError, match=r"1 keys that are there again, .* rows out, or say dim=, key_dtype="):
+        convert.from_tfra(tmp_path, "t", key_dtype="int32")
+    with pytest.raises(convert.FileError, match=r"want files of 't', t_mht_\.\.\.-keys, got no such folder"):
+        convert.from_tfra(tmp_path / "none", "t")
     convert.import_checkpoint(tmp_path, tmp_path / "out", **given, dtype="float32")
     (rows,) = kvjax.checkpoint.rows(tmp_path / "out", keys=[2])
     assert rows.values.dtype == np.float32 and rows.values.tolist() == [[np.float32(0.1), 9.0]]

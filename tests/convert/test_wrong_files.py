@@ -1,4 +1,4 @@
-"""Bundles of DeepRec and TFPlus, and dumps of SOK, whose parts do not fit each other."""
+"""Bundles of DeepRec and TFPlus, and dumps of SOK, whose parts do not fit each other; and rows that are not finite."""
 
 import struct
 
@@ -71,3 +71,22 @@ def test_dumps_of_sok(file, tmp_path):
         (tmp_path / file).write_bytes(data)
         with pytest.raises(convert.FileError, match=f"{file}: {text}"):
             convert.from_sok(tmp_path, "e", slots={"Adam-m": "mu"} if "Adam" in file else None)
+
+
+@pytest.mark.parametrize("system", ["tfra", "npz"])
+def test_rows_that_are_not_finite_are_taken_and_said(system, tmp_path):
+    """Which is how a dtype can look that files without one do not have."""
+    rows = np.array([[1.0, 2.0], [np.nan, 3.0], [-np.inf, np.inf]], np.float32)
+    np.savez(tmp_path / "t.npz", keys=np.arange(3), values=rows)
+    np.arange(3).tofile(tmp_path / "t-keys")
+    rows.tofile(tmp_path / "t-values")
+    read, args = (convert.from_npz, (tmp_path / "t.npz",)) if system == "npz" else (convert.from_tfra, (tmp_path, "t"))
+    mend = "" if system == "npz" else ", or say dim=, key_dtype= and dtype= of the variable.*"
+    warns = f"2 of 3 rows of .* have a NaN or an infinity, and are taken as they are; look for the cause there{mend}$"
+    with pytest.warns(UserWarning, match=warns) as caught:
+        np.testing.assert_array_equal(read(*args).rows.values, rows)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    given = {} if system == "npz" else {"format": "tfra", "variable": "t"}
+    with pytest.warns(UserWarning, match=warns):
+        report = convert.import_checkpoint(args[0], tmp_path / "out", **given)
+    assert (report.dim, report.dtype, report.rows) == (2, "float32", 3)
