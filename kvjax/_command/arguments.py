@@ -269,7 +269,8 @@ def _keys_in(path: str) -> np.ndarray:
     try:
         lines = Path(path).read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(f"want a text file with a key on each line, got {error}") from error
+        got = f"{error.strerror}: {path}" if isinstance(error, OSError) else f"{path}, which is no text of UTF-8"
+        raise argparse.ArgumentTypeError(f"want a text file with a key on each line, got {got}") from error
     found: list[int] = []
     for number, line in enumerate(lines, 1):
         try:

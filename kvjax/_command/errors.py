@@ -32,7 +32,7 @@ def as_said(text: str, args: argparse.Namespace) -> str:
         if hasattr(args, flag.split()[0].removeprefix("--").replace("-", "_")):
             text = re.sub(rf"\b{re.escape(argument)}", flag, text)
     if args.command == "convert":  # which calls several functions
-        text = re.sub(r"^kvjax: (table '.*?', )?(compact|export|import):", r"kvjax: \1convert:", text)
+        text = re.sub(r"^kvjax: (table '.*?', )?(compact|export|import|save):", r"kvjax: \1convert:", text)
     return text if text.startswith("kvjax") else f"kvjax: {args.command}: {text}"  # of the system, say
 
 

@@ -12,6 +12,11 @@ def run(args: argparse.Namespace) -> int:
     """Merges, and says what."""
     from kvjax.checkpoint._merge import merge
 
+    if len(args.checkpoint) < 2 and not args.ancestor:  # or with --overwrite, one would replace the other
+        raise ValueError(
+            f"kvjax merge: want two checkpoints or more and then OUT, got {args.checkpoint[0]} and {args.out}; say "
+            "what to merge, or copy one with kvjax convert"
+        )
     with progress("reading rows", args.json):
         reports = merge(
             args.checkpoint, args.out, args.rule, ancestor=args.ancestor, weights=args.weight or None, base=args.base,

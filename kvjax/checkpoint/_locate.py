@@ -84,6 +84,8 @@ def _other(path: AnyPath, mend: str) -> tuple[str, str] | None:
         return f"{path}, rows as {kind}", f"kvjax.convert.from_{kind} reads it, and kvjax convert makes a checkpoint"
     if not isinstance(path, Path):
         return None
+    if path.is_file() and path.suffix != ".frozen":
+        return f"{path}, a file", mend
     if path.suffix == ".frozen" or any(path.glob("*.frozen")):
         return f"{path}, which serving reads", "open it with kvjax.serving, a file with FrozenTable"
     if (path / "current").is_file():

@@ -136,6 +136,8 @@ class Folder:
 
     def _unnamed(self, op: str, want: str, got: str) -> Exception:
         there = self._numbers() if self.path.is_dir() else []
+        if not self.path.is_dir():
+            return self.failed(FrozenError, op, want, got, "check the path, or publish one with Releases.publish")
         if not there:
             return self.damaged(op, want, got)
         name = self.place(there[-1]).name

@@ -93,8 +93,12 @@ def test_files_for_servers_have_nothing_of_them(tmp_path):
 def test_a_file_of_keys_that_is_none(tmp_path, capsys):
     saved(tmp_path, "removed_wrongly")
     (tmp_path / "words.txt").write_text("5\nfive\n")
-    for file, says in (("words.txt", r"words.txt, line 2: want an integer of at most 64 bits, got five"),
-                       ("nothing.txt", "want a text file with a key on each line")):  # fmt: skip
+    (tmp_path / "bytes").write_bytes(b"\x96")
+    for file, says in (
+        ("words.txt", "words.txt, line 2: want an integer of at most 64 bits, got five"),
+        ("nothing.txt", "want a text file with a key on each line, got No such file or directory: "),
+        ("bytes", "bytes, which is no text of UTF-8"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             main(["prune", *map(str, (tmp_path / "1", tmp_path / "out")), "--remove", str(tmp_path / file)])
         assert says in capsys.readouterr().err and not (tmp_path / "out").exists()

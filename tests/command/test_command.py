@@ -326,6 +326,13 @@ def test_what_is_said_wrongly(run, capsys, tmp_path):
     text = run("inspect", tmp_path)[1]
     assert text.startswith(f"kvjax: inspect: want a checkpoint of tables, got none in {tmp_path}")
     assert f"none in {tmp_path}/nowhere, which is not there; " in run("inspect", tmp_path / "nowhere")[1]
+    (tmp_path / "file").touch()
+    assert (
+        f"want a checkpoint of tables, got {tmp_path}/file, a file; give the folder"
+        in run("inspect", tmp_path / "file")[1]
+    )
+    status, text = run("merge", tmp_path, tmp_path / "file", "--overwrite")  # of which OUT is one to be merged, perhaps
+    assert status == 2 and "want two checkpoints or more and then OUT, got" in text
     away = run("convert", tmp_path / "nowhere", tmp_path / "out", "--table", "user")[1]
     assert "none in" in away and "which is not there; check the path" in away  # and not what OUT may be
     for args in ([], ["what"], ["top", str(tmp_path), "-n", "-1"], ["top", str(tmp_path), "-n", "ten"]):

@@ -127,7 +127,7 @@ def test_errors(folder, run, tmp_path, capsys):
     status, text = run(folder, "--rollback", 9)
     assert status == 2 and "kvjax: releases" in text and "want one of the releases [1, 2], got 9" in text
     status, text = run(tmp_path / "none")
-    assert status == 2 and "want a release that has been published, got no such folder" in text
+    assert status == 2 and "want a release that has been published, got no such folder; check the path, or" in text
     assert not (tmp_path / "none").exists()
     (tmp_path / "empty").mkdir()
     assert "want a release that has been published, got none" in run(tmp_path / "empty")[1]

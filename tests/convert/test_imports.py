@@ -177,7 +177,6 @@ def test_dense_embeddings_and_the_table_they_become():
     with pytest.raises(ValueError, match="want rows of float16, got float32; say cast=True"):
         convert.from_dense(values).load(half)
     half = convert.from_dense(values[:2]).load(half, cast=True)
-    assert len(half) == 2
     with pytest.warns(UserWarning, match="1 of 2 rows of an array have a NaN or an infinity"):
         large = convert.from_dense(np.float32([[1, 2, 3], [np.inf, 7e4, 0]]))
     with pytest.raises(ValueError, match="want values that float16 can hold, got larger ones in 1 rows"):
