@@ -17,7 +17,7 @@ from kvjax._formats.regular import check_regular
 from kvjax._formats.source import Column, Concatenated, InFile, MappedColumn, Repeated, row_bytes
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
-from kvjax.convert._incoming import Incoming, chosen_slots, incoming
+from kvjax.convert._incoming import Incoming, check_asked, chosen_slots, incoming
 
 Score: TypeAlias = Literal["freqs", "versions"] | None
 
@@ -71,6 +71,7 @@ def open_dynamicemb(
 ) -> Incoming:  # fmt: skip
     """As `from_dynamicemb`, to be read piece by piece."""
     path = local(folder, "from_dynamicemb")
+    check_asked(path, name, dim)
     if key_dtype not in ("int64", "uint64"):
         raise FileError(path, "key_dtype of int64 or uint64", f"{key_dtype!r}", "files have 64 bits for each key")
     dump = _Dump(path, name, _ranks(path, name))

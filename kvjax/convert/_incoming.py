@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -222,7 +223,7 @@ def _filled(file: str | os.PathLike[str], fill: Mapping[str, float], num_rows: i
         if (not whole and not is_real(value)) or (whole and not -(2**31) <= value < 2**31):
             raise FileError(
                 file, f"fill= with a number for the slot {name!r}", f"{value!r:.50}",
-                "give an integer of 32 bits, or a float",
+                "give an integer of 32 bits, or a finite float",
             )  # fmt: skip
         found[SLOT + name] = Repeated(np.int32(value) if whole else np.float32(value), num_rows)
     return found
@@ -232,6 +233,23 @@ def _check_by_name(file: str | os.PathLike[str], argument: str, given: object) -
     if not isinstance(given or {}, Mapping):
         raise FileError(
             file, f"{argument}= by the names of slots", type(given).__name__, "give a mapping, or leave it out"
+        )
+    for name in cast("Mapping[object, object]", given or {}):
+        if not isinstance(name, str):
+            raise FileError(file, f"{argument}= by the names of slots", f"{name!r:.50}", "give a string for each")
+
+
+def check_asked(file: str | os.PathLike[str], name: object, dim: object = None) -> None:
+    """Whether a variable is asked for by a name, and as rows of an integer.
+
+    Raises:
+      FileError: it is not.
+    """
+    if not isinstance(name, str):
+        raise FileError(file, "the name of a variable", f"{name!r:.50}", "give a string")
+    if dim is not None and (not is_integer(dim) or dim < 1):
+        raise FileError(
+            file, "dim= as an integer of 1 or more", f"{dim!r:.50}", "leave it out to have it computed from the sizes"
         )
 
 
@@ -244,6 +262,8 @@ def check_wanted(file: str | os.PathLike[str], slots: Mapping[str, str] | None) 
     _check_by_name(file, "slots", slots)
     of: dict[str, list[str]] = {}
     for theirs, ours in (slots or {}).items():
+        if not isinstance(cast("object", ours), str):
+            raise FileError(file, f"slots= with a name of kvjax's for {theirs!r}", f"{ours!r:.50}", "give a string")
         of.setdefault(ours, []).append(theirs)
     if twice := {ours: theirs for ours, theirs in of.items() if len(theirs) > 1}:
         raise FileError(file, "slots= with a name of kvjax's for each", f"{twice}", "give each another name")

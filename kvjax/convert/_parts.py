@@ -10,7 +10,7 @@ from kvjax._formats.errors import FileError
 from kvjax._formats.source import Column, Concatenated
 from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
-from kvjax.convert._incoming import Joined, chosen_slots
+from kvjax.convert._incoming import Joined, check_asked, chosen_slots
 
 
 def parts_of(bundle: Bundle, name: str) -> list[str]:
@@ -19,6 +19,7 @@ def parts_of(bundle: Bundle, name: str) -> list[str]:
     Raises:
       FileError: there is no such variable, or a part of it is missing.
     """
+    check_asked(bundle.prefix, name)
     stem = name.removesuffix(":0")
     for whole in (stem, f"{stem}:0"):
         if f"{whole}-keys" in bundle.entries:

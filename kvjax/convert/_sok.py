@@ -15,7 +15,7 @@ from kvjax._formats.regular import check_regular
 from kvjax._formats.source import InFile
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
-from kvjax.convert._incoming import Incoming, chosen_slots, incoming
+from kvjax.convert._incoming import Incoming, check_asked, chosen_slots, incoming
 
 _HEADER = 296
 _DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
@@ -63,8 +63,9 @@ def open_sok(
     fill: Mapping[str, float] | None = None,
 ) -> Incoming:  # fmt: skip
     """As `from_sok`, to be read piece by piece."""
-    stem = name.translate(str.maketrans(dict.fromkeys(string.punctuation, "_")))
     path = local(folder, "from_sok")
+    check_asked(path, name)
+    stem = name.translate(str.maketrans(dict.fromkeys(string.punctuation, "_")))
     keys = _read(path / f"{stem}-key", 0)
     weights = _read(path / f"{stem}-weight", 1)
     (rows,), (elements,) = keys.shape, weights.shape

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from kvjax._formats.paths import local
 from kvjax._formats.source import Column, Concatenated, InFile
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
-from kvjax.convert._incoming import Incoming, Joined, check_wanted, incoming
+from kvjax.convert._incoming import Incoming, Joined, check_asked, check_wanted, incoming
 
 
 def from_tfra(
@@ -69,7 +70,7 @@ def dtype_of(path: Path, argument: str, given: str, kinds: str) -> np.dtype[np.g
       FileError: it says something else.
     """
     try:
-        dtype = np.dtype(given)
+        dtype = np.dtype(object if cast("object", given) is None else given)  # of None, NumPy makes float64
     except TypeError:
         dtype = np.dtype(object)
     if dtype.kind not in kinds:
@@ -88,6 +89,7 @@ def open_tfra(
 ) -> Incoming:  # fmt: skip
     """As `from_tfra`, to be read piece by piece."""
     path = local(folder, "from_tfra")
+    check_asked(path, name, dim)
     kinds = dtype_of(path, "key_dtype", key_dtype, "iu"), dtype_of(path, "dtype", dtype, FLOATS)
     keys, values = _joined(path, name, *kinds, dim)
     check_wanted(path, slots)

@@ -239,20 +239,6 @@ def test_damaged_bundles(tmp_path):
         path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"key_dtype": "int46"}, "want key_dtype= of integers, such as 'int64', got 'int46'"),
-        ({"key_dtype": []}, "want key_dtype= of integers"), ({"dtype": "x"}, "want dtype= of numbers, such as"),
-        ({"slots": "m"}, "want slots= by the names of slots, got str"),
-        ({"fill": ["m"]}, "want fill= by the names of slots, got list"),
-    ],
-)  # fmt: skip
-def test_what_tfra_files_are_said_to_be(options, message):
-    with pytest.raises(convert.FileError, match=message):
-        convert.from_tfra(GOLDEN / "tfra", "items", dim=3, **options)
-
-
 def test_what_is_not_there(tmp_path):
     pytest.importorskip("google_crc32c")
     with pytest.raises(ValueError, match=r"want the variable 'usr', got \['item', 'user'\].*did you mean 'user'"):

@@ -1,6 +1,7 @@
-"""Bundles of DeepRec and TFPlus, and dumps of SOK, whose parts do not fit each other; and rows that are not finite."""
+"""Files and arguments of imports that do not fit each other, and rows that are not finite."""
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from kvjax import convert
 from kvjax._formats import bundle
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 KEYS, VALUES = np.array([1, 2]), np.ones((2, 3), np.float32)
 WHOLE = {"v-keys": KEYS, "v-values": VALUES}
 PARTS = {f"v/part_{i}-{end}": x for i in (0, 1) for end, x in (("keys", KEYS + 2 * i), ("values", VALUES))}
@@ -90,3 +92,32 @@ def test_rows_that_are_not_finite_are_taken_and_said(system, tmp_path):
     with pytest.warns(UserWarning, match=warns):
         report = convert.import_checkpoint(args[0], tmp_path / "out", **given)
     assert (report.dim, report.dtype, report.rows) == (2, "float32", 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key_dtype": "int46"}, "want key_dtype= of integers, such as 'int64', got 'int46'"),
+        ({"key_dtype": []}, "want key_dtype= of integers"), ({"dtype": "x"}, "want dtype= of numbers, such as"),
+        ({"dtype": None}, "want dtype= of numbers, .* got None"),  # of which NumPy makes float64
+        ({"dim": 3.0}, "want dim= as an integer of 1 or more, got 3.0; leave it out"),
+        ({"dim": 0}, "want dim= as an integer of 1 or more, got 0"),
+        ({"slots": {"m": 3}}, "want slots= with a name of kvjax's for 'm', got 3; give a string"),
+        ({"slots": {3: "m"}}, "want slots= by the names of slots, got 3; give a string for each"),
+        ({"fill": {3: 3}}, "want fill= by the names of slots, got 3; give a string for each"),
+        ({"fill": {"m": float("nan")}}, "got nan; give an integer of 32 bits, or a finite float"),
+        ({"slots": "m"}, "want slots= by the names of slots, got str"),
+        ({"fill": ["m"]}, "want fill= by the names of slots, got list"),
+    ],
+)  # fmt: skip
+def test_what_tfra_files_are_said_to_be(options, message):
+    with pytest.raises(convert.FileError, match=message):
+        convert.from_tfra(GOLDEN / "tfra", "items", **({"dim": 3} | options))
+
+
+@pytest.mark.parametrize("system", ["tfra", "dynamicemb", "sok", "deeprec", "tfplus"])
+def test_a_variable_has_a_name(system):
+    pytest.importorskip("google_crc32c")
+    folder = GOLDEN / ("tfra" if system in ("dynamicemb", "sok") else system)
+    with pytest.raises(convert.FileError, match="want the name of a variable, got None; give a string"):
+        getattr(convert, f"from_{system}")(folder, None)
