@@ -110,8 +110,7 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
         raise ValueError(f"kvjax convert: want the name of {kind}'s variable, got none; say --table")
     if to == "kvjax":
         report = _as_checkpoint(args, kind, args.out, args.table, rules_of(args))
-        said = dict(vars(report)) | {"format": to, "error": None}
-        return said | {"left": list(said.pop("left"))}
+        return vars(report) | {"format": to, "left": list(report.left), "error": None}
     from kvjax.convert import export_checkpoint
 
     beside = scratch_of(anywhere(args.out, "convert").resolve())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from kvjax._formats.manifest import has_manifest
 from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._chain import Chain, beside, has_manifest
+from kvjax.checkpoint._chain import Chain, beside
 from kvjax.checkpoint._files import is_same, json_at
 from kvjax.checkpoint._format import META, Damaged
 from kvjax.checkpoint._locate import UNDER_WAY

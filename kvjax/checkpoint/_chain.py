@@ -152,14 +152,6 @@ def beside(here: AnyPath) -> tuple[Callable[[], Iterable[AnyPath]], ...]:
     )
 
 
-def has_manifest(path: AnyPath) -> bool:
-    """Whether a checkpoint is at a path, where this process may look: folders beside one may be those of others."""
-    try:
-        return (path / META).is_file()
-    except PermissionError:
-        return False
-
-
 def chosen_tables(tables: Any, op: str) -> frozenset[str] | None:
     """The names of tables that a call is about; None for all.
 

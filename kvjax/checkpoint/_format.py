@@ -37,13 +37,13 @@ from urllib.parse import quote
 
 import numpy as np
 
+from kvjax._formats.manifest import META as META
 from kvjax._formats.source import row_bytes
 from kvjax._values.names import is_name
 from kvjax.ffi import host
 
 FORMAT, PACKED, UNLISTED = "kvjax.table.v3", "kvjax.table.v2", "kvjax.table.v1"
 MANIFEST = "kvjax.tables.v2"
-META = "kvjax.json"
 POOL = "initializer.pool"
 REMOVED = "removed"
 _LONGEST_NAME = 200  # of the 255 bytes that file systems take: whoever copies a checkpoint may add to a name

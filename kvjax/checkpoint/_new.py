@@ -8,11 +8,12 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from kvjax._formats.atomic import NewFolder, NewInStore, new_folder, saying
+from kvjax._formats.manifest import checkpoint_around
 from kvjax._formats.paths import AnyPath
 from kvjax._values.errors import fail
 from kvjax.checkpoint._built_on import built_on, listed
 from kvjax.checkpoint._catalog import write_manifest
-from kvjax.checkpoint._chain import Chain, has_manifest
+from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._format import META, POOL, CheckpointError
 from kvjax.checkpoint._locate import is_checkpoint, is_table_folder, is_unfinished
@@ -122,13 +123,11 @@ _SHARD = re.compile(r"shard-\d+-of-\d+(\.json)?")
 
 
 def check_outside(target: AnyPath, op: str) -> None:
-    """Whether a place is in no checkpoint, which a new file or folder would change, as far as this process may look:
-    credentials may be limited to what begins with a path.
+    """Whether a place is in no checkpoint.
 
     Raises:
       CheckpointError: it is in one.
     """
-    around = next((folder for folder in target.parents if has_manifest(folder)), None)
-    if around is not None:
+    if (around := checkpoint_around(target)) is not None:
         want, got = "a place outside of checkpoints", f"{target}, which is in {around}"
         raise fail(CheckpointError, None, op, want, got, "give another path")

@@ -239,7 +239,7 @@ def _check_by_name(file: str | os.PathLike[str], argument: str, given: object) -
             raise FileError(file, f"{argument}= by the names of slots", f"{name!r:.50}", "give a string for each")
 
 
-def check_asked(file: str | os.PathLike[str], name: object, dim: object = None) -> None:
+def check_asked(file: str | os.PathLike[str], name: object, dim: float | None = None) -> None:
     """Whether a variable is asked for by a name, and as rows of an integer.
 
     Raises:

@@ -25,9 +25,10 @@ from typing import ClassVar, cast
 from urllib.parse import quote
 
 from kvjax._formats.atomic import flush, saying, unlock, written
+from kvjax._formats.manifest import checkpoint_around
 from kvjax._values.errors import warn
 from kvjax.serving._format import FrozenError, contents
-from kvjax.serving._info import FILES, SUFFIX
+from kvjax.serving._info import FILES, INFO, SUFFIX
 from kvjax.serving._release import PausedError
 
 _PATIENCE = 10
@@ -136,10 +137,13 @@ class Folder:
 
     def _unnamed(self, op: str, want: str, got: str) -> Exception:
         there = self._numbers() if self.path.is_dir() else []
-        if not self.path.is_dir():
-            return self.failed(FrozenError, op, want, got, "check the path, or publish one with Releases.publish")
         if not there:
-            return self.damaged(op, want, got)
+            mend = (
+                f"give {around}"
+                if (around := self._around())
+                else "check the path, or publish one with Releases.publish"
+            )
+            return self.failed(FrozenError, op, want, got, mend)
         name = self.place(there[-1]).name
         mend = f"write the name of one that is there ({name}, say) into its file 'current', or publish one"
         return self.failed(FrozenError, op, want, got, mend)
@@ -157,8 +161,13 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, op: str) -> Generator[None]:
-        """Has the folder, which it makes, for one writer alone, without what others have left that were killed."""
+        """Has the folder, which it makes, for one writer alone, without what others have left that were killed.
+
+        Raises:
+          FrozenError: there is something else.
+        """
         with saying(op, self.path):
+            self._check_place(op)
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
@@ -167,6 +176,23 @@ class Folder:
                 yield
             finally:
                 unlock(lock)
+
+    def _check_place(self, op: str) -> None:
+        """Whether releases may be here: what looks like an old one is removed, and all of it with what is around."""
+        if checkpoint := checkpoint_around(self.path.resolve() / "current"):
+            raise self.failed(FrozenError, op, "a place outside of checkpoints", f"{checkpoint}", "give another path")
+        if around := self._around():
+            raise self.failed(FrozenError, op, "a folder of releases", "one of them", f"give {around}")
+        numbered = [self.place(number) for number in self._numbers()] if self.path.is_dir() else []
+        if other := next((place for place in numbered if not _is_release(place)), None):
+            got = f"one with {other.name}, which is none, and would be removed as an old one"
+            raise self.failed(FrozenError, op, "a folder of releases, or a new one", got, "give another path")
+
+    def _around(self) -> Path | None:
+        """The folder of which this is a release; None if it is none."""
+        path = self.path.resolve()
+        is_one = _is_name(path.name.encode()) and (path.parent / "current").is_file() and _is_release(path)
+        return path.parent if is_one else None
 
     def _lock(self, lock: int, op: str) -> None:
         end = time.monotonic() + _PATIENCE
@@ -260,6 +286,10 @@ os.register_at_fork(after_in_child=Folder.forget_threads)
 
 def _is_name(text: bytes) -> bool:
     return re.fullmatch(rb"[0-9]{8}|[1-9][0-9]{8,17}", text) is not None
+
+
+def _is_release(place: Path) -> bool:
+    return any((place / name).exists() for name in (FILES, INFO)) or any(place.glob(f"*{SUFFIX}"))
 
 
 # ---- what is in a release ------------------------------------------------------------------------------------

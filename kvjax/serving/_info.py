@@ -23,7 +23,9 @@ FILES = "files"
 """The folder of other files."""
 
 _CHECKPOINT = "checkpoint"
-_INFO = "info"
+INFO = "info"
+"""A file of what is known of it."""
+
 _MOST_BYTES = 1 << 24
 _LONGEST_NAME = 255  # bytes, which are characters, as names are percent-encoded
 _MOST_SECONDS = 1e11  # to the year 5138, which datetime can say
@@ -97,12 +99,12 @@ def identity_at(path: Path) -> bytes | None:
     """Changes when another release takes the place of the one in this folder; None if nothing is known of that. By what
     is written there, the time of publication included, as some file systems give a file another number each time."""
     with contextlib.suppress(OSError, FrozenError):
-        return contents(path / _INFO, _MOST_BYTES)
+        return contents(path / INFO, _MOST_BYTES)
     return None
 
 
 def _read(path: Path, info: ReleaseInfo) -> ReleaseInfo:
-    at, said = path / _CHECKPOINT, path / _INFO
+    at, said = path / _CHECKPOINT, path / INFO
     if at.exists():
         digests = contents(at, _MOST_BYTES)
         if not digests.isascii():
@@ -154,5 +156,5 @@ def write_info(
     digests = {table.name: read(table).digest for table in sorted(folder.glob(f"*{SUFFIX}"))}
     digests |= {f"{FILES}/{file.name}": zlib.crc32(file.read_bytes()) for file in sorted((folder / FILES).iterdir())}
     said = {"published": time.time(), "source": source, "again": again, "prune": prune, "digests": digests}
-    with written(folder / _INFO) as file:
+    with written(folder / INFO) as file:
         file.write(json.dumps(said).encode())

@@ -40,7 +40,7 @@ class Releases:
     killed does not change the current release.
 
     Args:
-      path: the folder, on one file system; the first release makes it.
+      path: the folder, on one file system, of releases alone, as old ones are removed; the first release makes it.
 
     Raises:
       TypeError, ValueError: `path` is not the path of a folder on this machine.
