@@ -14,6 +14,7 @@
 
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/groups.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/policy.h"
 #include "kvjax/ffi/core/select.h"
@@ -160,8 +161,8 @@ class SpaceMaker {
 
   /// Rows that may be evicted: all, or as many as the policy needs to choose what it would choose of all.
   [[nodiscard]] Rows Candidates(const ParallelFor& parallel) const {
-    const std::vector<bool> stay = Staying();
-    const auto free = [&](const Candidate& row) { return row.header.pinned == 0 && !stay[row.row]; };
+    const KeyNumbering stay = Staying();
+    const auto free = [&](const Candidate& row) { return row.header.pinned == 0 && !stay.Has(row.row); };
     const bool among_first = policy_.among_first();
     std::optional<Rows> first;
     if (among_first) first = First(parallel, free);
@@ -227,19 +228,21 @@ class SpaceMaker {
     return rule.ranks() ? static_cast<size_t>(rule.Wanted(needed_, totals_.size)) : 0;
   }
 
-  /// By row, whether it stays because it is shared or of the change, or has been chosen.
-  [[nodiscard]] std::vector<bool> Staying() const {
+  /// Rows that stay because they are shared or of the change, or have been chosen.
+  [[nodiscard]] KeyNumbering Staying() const {
     const RowStore& store = from_.store;
-    std::vector<bool> stays(store.end_row());
+    size_t n = 1 + change_->found.rows.size();
+    for (const auto& [reason, rows] : change_->leaving) n += rows.size();
+    KeyNumbering stays(n);
     if (from_.admission.shares()) {  // the row of many keys
       const uint32_t shared = store.index().Find(from_.admission.spec().shared_key);
-      if (shared != kNoRow) stays[shared] = true;
+      if (shared != kNoRow) stays.Add(shared);
     }
     for (const uint32_t row : change_->found.rows) {
-      if (row != kNoRow) stays[row] = true;
+      if (row != kNoRow) stays.Add(row);
     }
     for (const auto& [reason, rows] : change_->leaving) {
-      for (const KeyRow& leaving : rows) stays[leaving.row] = true;
+      for (const KeyRow& leaving : rows) stays.Add(leaving.row);
     }
     return stays;
   }
