@@ -5,6 +5,8 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
@@ -61,6 +63,35 @@ TEST(EachCursorHasTheKeysSinceThen) {
   }
   for (const auto& [token, keys] : model) touched.Close(token);
   CHECK(!touched.wanted());
+}
+
+/// An old cursor waits, and a newer one moves on: keys that are touched again and again stand in the list no
+/// more than twice, and each cursor still has its own.
+TEST(AnOldCursorAndOneThatMovesOn) {
+  data::Stream stream(5);
+  Touched touched;
+  const auto old = touched.Open();
+  auto newer = touched.Open();
+  Set all;
+  for (int i = 0; i < 400; ++i) {
+    Set since;
+    for (int part = 0; part < 2; ++part) {
+      data::Keys batch(500);
+      for (uint64_t& key : batch) key = stream.Below(2000);
+      touched.Add(batch.data(), batch.size(), 2000);
+      since.insert(batch.begin(), batch.end());
+      CHECK(touched.bytes() < (size_t{1} << 17) * 8 + 2000 * 48);
+    }
+    all.insert(since.begin(), since.end());
+    if (i % 16 == 0) CHECK(Of(touched, newer) == since && Of(touched, old) == all);
+    touched.Close(std::exchange(newer, touched.Open()));
+  }
+  CHECK(Of(touched, newer) == Set() && Of(touched, old) == all);
+  touched.Close(old);
+  CHECK(touched.bytes() < 1024);
+  const std::vector<uint64_t> keys = {1, 2};
+  touched.Add(keys.data(), keys.size(), 2000);
+  CHECK(Of(touched, newer) == Set(keys.begin(), keys.end()));
 }
 
 TEST(MemoryIsTakenForCursorsAloneAndNoMoreThanRowsAreWorth) {
