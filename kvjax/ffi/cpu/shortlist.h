@@ -38,17 +38,18 @@ class Shortlist {
   }
   [[nodiscard]] size_t size() const { return sorted_.size() + late_.size(); }
 
-  /// How many of `all` rows to list: enough for some evictions of n, and so many that the table is seldom
-  /// searched. None if they are more than half.
-  [[nodiscard]] static size_t Length(size_t all, size_t n) {
-    const size_t length = std::max(kEvictions * std::min(n, all), all / kShare);
-    return length > all / 2 ? 0 : length;
+  /// How many of the rows that are not pinned to list: enough for some evictions of n, and so many that the
+  /// table is seldom searched. None if they are more than half of the table.
+  [[nodiscard]] static size_t Length(size_t table, size_t free, size_t n) {
+    const size_t length = std::min(free, std::max(kEvictions * std::min(n, free), free / kShare));
+    return length > table / 2 ? 0 : length;
   }
 
-  /// Lists the rows that come first, enough for evictions of n. all: those that are not pinned.
-  void Fill(const Rows& all, size_t n) {
+  /// Lists the rows that come first, enough for evictions of n. all: those of a table of so many that are not
+  /// pinned.
+  void Fill(size_t table, const Rows& all, size_t n) {
     Clear();
-    const size_t length = Length(all.size(), n);
+    const size_t length = Length(table, all.size(), n);
     if (length == 0) return;
     std::vector<RowRank> first = FirstOf(all.size(), length, [&](size_t i) {
       return RowRank{ranking_.Order(all[i].header), Mix(all[i].key), i};
@@ -202,9 +203,10 @@ class Shortlists {
         parallel, store, n, [&](const Candidate&, const Rows& first) { return first.size() < n; }, free);
   }
 
-  /// Lists what `policy` needs of all rows, which are not pinned. wanted(rule): how many a ranking takes.
+  /// Lists what `policy` needs of all rows of such a table that are not pinned. wanted(rule): how many a
+  /// ranking takes.
   template <class Wanted>
-  void Fill(const Policy& policy, const Rows& all, Wanted wanted, int64_t step) {
+  void Fill(size_t table, const Policy& policy, const Rows& all, Wanted wanted, int64_t step) {
     for (Shortlist& list : lists_) {
       const Rule* of = nullptr;
       size_t n = 0;
@@ -218,7 +220,7 @@ class Shortlists {
       }
       if (of == nullptr) continue;
       Shortlist filled(*of);
-      filled.Fill(all, n);
+      filled.Fill(table, all, n);
       list = std::move(filled);
     }
   }

@@ -173,7 +173,8 @@ class SpaceMaker {
     const auto later = [&](const Candidate& row) { return row.header.version > from_.last_step; };
     if (among_first && std::none_of(rows.begin(), rows.end(), later)) {
       std::erase_if(rows, [](const Candidate& row) { return row.header.pinned != 0; });
-      from_.shortlists.Fill(policy_, rows, [&](const Rule& rule) { return Wanted(rule); }, step_);
+      from_.shortlists.Fill(
+          from_.store.size(), policy_, rows, [&](const Rule& rule) { return Wanted(rule); }, step_);
       first = First(parallel, free);  // rather than to rank and to test all rows
       if (first) return *std::move(first);
     }

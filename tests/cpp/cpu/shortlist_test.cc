@@ -273,4 +273,21 @@ TEST(OldPinnedRowsDoNotFillTheShortlist) {
   CHECK(left == 3990);
 }
 
+/// What a scan costs depends on all rows, so a list may have most of those that are free.
+TEST(FewFreeRowsAreListedWhereMostRowsArePinned) {
+  Live table(Spec(8000, ""));
+  Keys pinned, others;
+  for (uint64_t key = 0; key < 7800; ++key) pinned.push_back(key);
+  for (uint64_t key = 7800; key < 8000; ++key) others.push_back(key);
+  table.Pin(pinned);
+  table.Train(others, 1);
+  for (int64_t step = 2; step < 30; ++step) {
+    Keys batch;
+    for (uint64_t i = 0; i < 20; ++i) batch.push_back(8000 + static_cast<uint64_t>(step) * 20 + i);
+    table.Train(batch, step);
+    CHECK(table.Observe([](const kvjax::Contents& c) { return !c.shortlists.empty(); }) &&
+          table.Size(table.version()) == 8000);
+  }
+}
+
 }  // namespace cpu_shortlist
