@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -56,14 +57,18 @@ class Workers {
     const size_t callers;  // with this one
   };
 
-  /// Has one of up to `most` workers call work. Throws std::bad_alloc, and std::system_error for want of a
-  /// thread.
+  /// Has one of up to `most` workers call work. Throws std::bad_alloc, and std::system_error if there is none
+  /// and the system gives no thread.
   void Schedule(size_t most, std::function<void()> work) {
     {
       const std::lock_guard lock(mutex_);
       if (workers_ < most) {
-        std::thread([this] { Work(); }).detach();
-        ++workers_;
+        try {
+          std::thread([this] { Work(); }).detach();
+          ++workers_;
+        } catch (const std::system_error&) {
+          if (workers_ == 0) throw;
+        }
       }
       queue_.push_back(std::move(work));
       queued_.store(queue_.size());

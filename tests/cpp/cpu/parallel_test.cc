@@ -1,4 +1,6 @@
 // Calls large enough that several threads share them: the same results as on one.
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -77,6 +79,43 @@ TEST(WorkersServeCallsThatComeTogetherAndAfterAPause) {
       }
     });
   }
+}
+
+/// While it lives, the system has no memory for the stack of another thread.
+struct NoThreads {
+  NoThreads() {
+    pthread_getattr_default_np(&before);
+    pthread_attr_t large = before;
+    pthread_attr_setstacksize(&large, size_t{1} << 46);
+    pthread_setattr_default_np(&large);
+  }
+  ~NoThreads() { pthread_setattr_default_np(&before); }
+  pthread_attr_t before;
+};
+
+TEST(WorkersHelpWhereNoMoreCanBeMade) {
+  auto& workers = *new kvjax::Workers();  // which live as long as the process
+  const auto helped = [&](size_t threads) {
+    std::atomic<bool> other{false};
+    const auto me = std::this_thread::get_id();
+    for (int call = 0; call < 1'000 && !other; ++call) {
+      std::atomic<int> done{0};
+      workers.Run(threads, 100, 1, [&](size_t begin, size_t end) {
+        if (std::this_thread::get_id() != me) other = true;
+        done += static_cast<int>(end - begin);
+        std::this_thread::sleep_for(std::chrono::microseconds(10));
+      });
+      CHECK_EQ(done.load(), 100);
+    }
+    return other.load();
+  };
+  {
+    const NoThreads none;
+    CHECK(!helped(2));
+  }
+  CHECK(helped(2));
+  const NoThreads no_more;
+  CHECK(helped(3));
 }
 
 /// Whether workers help within a thousand calls, and find subnormal numbers to be as `zero` says.
