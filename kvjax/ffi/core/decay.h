@@ -31,11 +31,14 @@ KVJAX_HD inline double Log2(uint64_t number) {
 }
 
 /// Where `number`, which is halved for each half-life since `version`, stands among such numbers; 0 for 0.
-/// Logarithms are compared in units of 2^-24, so that the same numbers are the same whatever was halved.
+/// Logarithms are compared in units of 2^-24, so that the same numbers are the same whatever was halved. A
+/// half-life below a 64th of a step makes no other order than that, in which one step is more than any
+/// number, and would leave the numbers of one step fewer bits, or none.
 KVJAX_HD inline uint64_t DecayedOrder(uint64_t number, int64_t version, double half_life) {
   if (number == 0) return 0;
   const auto units = [](double x) { return std::floor(x * 0x1p24 + 0.5); };
-  return OrderOf(units(Log2(number)) + units(static_cast<double>(version) / half_life));
+  const double halvings = static_cast<double>(version) / (half_life < 0x1p-6 ? 0x1p-6 : half_life);
+  return OrderOf(units(Log2(number)) + units(halvings));
 }
 
 }  // namespace kvjax

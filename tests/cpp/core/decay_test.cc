@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kvjax/ffi/core/row.h"
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
@@ -37,6 +38,18 @@ TEST(DecayedNumbersAreInOrderHoweverOldTheyAre) {
   }
   for (const int64_t version : {int64_t{-5}, int64_t{0}, int64_t{1} << 31, int64_t{1} << 50}) {
     CHECK_EQ(kvjax::DecayedOrder(6, version, 3.0), kvjax::DecayedOrder(3, version + 3, 3.0));
+  }
+}
+
+TEST(HalfLivesThatAreTinyBesideStepsOrderByStepsAndThenByNumbers) {
+  for (const double half_life : {1.0 / 64, 0.01, 1e-6, 1e-30, 5e-324}) {
+    for (const int64_t version : {int64_t{0}, int64_t{1}, int64_t{1000}, int64_t{1'700'000'000}}) {
+      const auto order = [&](uint64_t number, int64_t later) {
+        return kvjax::DecayedOrder(number, version + later, half_life);
+      };
+      CHECK(order(1, 0) < order(2, 0) && order(20'000, 0) < order(20'001, 0));
+      CHECK(order(kvjax::kMaxFrequency, 0) < order(1, 1));
+    }
   }
 }
 
