@@ -5,7 +5,6 @@
 // would be chosen from all rows.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -36,6 +35,7 @@ class Shortlist {
   [[nodiscard]] bool Suits(const Rule& rule) const {
     return rule.by_age() == ranking_.by_age() && rule.half_life == ranking_.half_life;
   }
+  [[nodiscard]] const Rule& ranking() const { return ranking_; }
   [[nodiscard]] size_t size() const { return sorted_.size() + late_.size(); }
 
   /// How many of the rows that are not pinned to list: enough for some evictions of n, and so many that the
@@ -192,8 +192,9 @@ class Shortlists {
   template <class Free>
   [[nodiscard]] std::optional<Rows> First(const ParallelFor& parallel, const RowStore& store,
                                           const Rule& rule, size_t n, int64_t step, Free free) {
-    Shortlist& list = Of(rule);
-    if (!list.Suits(rule)) return std::nullopt;
+    const auto found = Find(lists_, rule);
+    if (found == lists_.end()) return std::nullopt;
+    Shortlist& list = *found;
     if (!rule.ranks()) {
       const auto held = [&](const Candidate& row, const Rows&) { return rule.Holds(row.header, step, 0.0); };
       return list.First(parallel, store, 0, held, free);
@@ -207,22 +208,25 @@ class Shortlists {
   /// ranking takes.
   template <class Wanted>
   void Fill(size_t table, const Policy& policy, const Rows& all, Wanted wanted, int64_t step) {
-    for (Shortlist& list : lists_) {
-      const Rule* of = nullptr;
-      size_t n = 0;
-      for (const Policy::Alternative& alternative : policy.alternatives()) {
-        for (const auto& [rule, name, number] : alternative.words) {
-          if ((!rule.by_age() && !rule.by_frequency()) || &Of(rule) != &list) continue;
-          const auto holds = [&](const Candidate& row) { return rule.Holds(row.header, step, 0.0); };
-          const auto held = [&] { return static_cast<size_t>(std::count_if(all.begin(), all.end(), holds)); };
-          of = &rule, n = std::max(n, rule.ranks() ? wanted(rule) : held());
-        }
+    std::vector<Shortlist> lists;
+    std::vector<size_t> most;  // that one word takes of each
+    for (const Policy::Alternative& alternative : policy.alternatives()) {
+      for (const auto& [rule, name, number] : alternative.words) {
+        if (!rule.by_age() && !rule.by_frequency()) continue;
+        const auto holds = [&](const Candidate& row) { return rule.Holds(row.header, step, 0.0); };
+        const auto held = [&] { return static_cast<size_t>(std::count_if(all.begin(), all.end(), holds)); };
+        const auto at = static_cast<size_t>(Find(lists, rule) - lists.begin());
+        if (at == lists.size()) lists.emplace_back(rule), most.push_back(0);
+        most[at] = std::max(most[at], rule.ranks() ? wanted(rule) : held());
       }
-      if (of == nullptr) continue;
-      Shortlist filled(*of);
-      filled.Fill(table, all, n);
-      list = std::move(filled);
     }
+    for (size_t i = 0; i < lists.size(); ++i) lists[i].Fill(table, all, most[i]);
+    lists.reserve(lists.size() + lists_.size());
+    for (Shortlist& list : lists_) {
+      if (lists.size() < kMost && list.size() > 0 && Find(lists, list.ranking()) == lists.end())
+        lists.push_back(std::move(list));
+    }
+    lists_ = std::move(lists);
   }
 
   /// See Shortlist.
@@ -237,11 +241,13 @@ class Shortlists {
   }
 
  private:
-  Shortlist& Of(const Rule& rule) { return lists_[rule.by_age() ? 0 : rule.half_life > 0.0 ? 2 : 1]; }
+  static std::vector<Shortlist>::iterator Find(std::vector<Shortlist>& lists, const Rule& rule) {
+    return std::find_if(lists.begin(), lists.end(), [&](const Shortlist& list) { return list.Suits(rule); });
+  }
+  // A table may evict by several policies in turn: its own, the one that is asked last, and those of calls.
+  static constexpr size_t kMost = 8;
 
-  std::array<Shortlist, 3> lists_{Shortlist({.kind = Rule::Kind::kRecent}),
-                                  Shortlist({.kind = Rule::Kind::kFrequent}),
-                                  Shortlist({.kind = Rule::Kind::kFrequent, .half_life = 1.0})};
+  std::vector<Shortlist> lists_;  // those of the policy that was last listed come first
 };
 
 }  // namespace kvjax

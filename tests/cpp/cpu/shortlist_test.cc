@@ -133,8 +133,7 @@ void TestBesideAllRows(const std::string& policy, int64_t every) {
     for (uint64_t key = 0; key < kKeys; key += 3) {
       loaded.keys.push_back(static_cast<int64_t>(key));
       loaded.frequencies.push_back(static_cast<int64_t>(stream.Below(4) * stream.Below(4)));
-      loaded.versions.push_back(step - 30 +
-                                static_cast<int64_t>(stream.Below(32)));  // a few after the last step
+      loaded.versions.push_back(step - 30 + static_cast<int64_t>(stream.Below(31)));
       loaded.pinned.push_back(std::byte{stream.Below(20) == 0});
       loaded.has_slots.push_back(std::byte{0});
     }
@@ -202,41 +201,33 @@ TEST(WhatIsChosenFromListsIsWhatWouldBeChosenFromAllRows) {
            "ours\nmax_age:28 least_frequent:5:0 or",
            "ours\nmax_age:20 least_frequent:20:0 not and",
            "ours\nleast_frequent:20:9 least_recent:15 and",
+           "ours\nleast_frequent:9:2.5 least_frequent:9:30 or",
+           "often\nleast_frequent:5:0\nlately\nleast_frequent:5:7\nnow\nleast_frequent:5:0.5",
            "old\nmax_age:28\nrare\nmin_frequency:1",
        }) {
     TestBesideAllRows(policy, *policy != '\0' && turns++ % 2 == 0 ? 3 : 0);
   }
 }
 
-/// A write makes a row of a later step than the last, which only loading makes, one of the last step.
-TEST(RowsOfALaterStepMayMoveForward) {
-  constexpr uint64_t kKeys = 1000;
-  const auto by_hash = [](uint64_t x, uint64_t y) { return kvjax::Mix(x) < kvjax::Mix(y); };
-  Keys keys(kKeys);
+/// A scan lists what all policies that take turns need, and no list more than these.
+TEST(EachHalfLifeHasItsList) {
+  Live table(Spec(4000, "ours\nleast_frequent:9:2.5 least_frequent:9:30 or"));
+  const auto listed = [&](double half_life) {
+    return table.Observe([&](const kvjax::Contents& c) {
+      const kvjax::Rule rule{.kind = kvjax::Rule::Kind::kFrequent, .half_life = half_life};
+      const auto all = [](const kvjax::Candidate&) { return true; };
+      return c.shortlists.First(kvjax::Serial, c.store, rule, 1, 0, all).has_value();
+    });
+  };
+  Keys keys(4001);
   std::iota(keys.begin(), keys.end(), 0);
-  const uint64_t first = *std::min_element(keys.begin(), keys.end(), by_hash);
-  for (const std::string policy : {"ours\nleast_recent:1", "ours\nleast_frequent:1:10"}) {
-    Snapshot loaded;
-    loaded.layout = {};
-    for (const uint64_t key : keys) {
-      loaded.keys.push_back(static_cast<int64_t>(key));
-      loaded.frequencies.push_back(key == first ? 1 : 50);
-      loaded.versions.push_back(key == first ? 2000 : 40);
-      loaded.pinned.push_back(std::byte{key == first});
-      loaded.has_slots.push_back(std::byte{0});
-    }
-    loaded.values.resize(kKeys * 8);
-    loaded.last_step = 40;
-    Live table(Spec(kKeys, ""));
-    table.Restore(data::View(loaded));
-    table.Evict(policy, -1);
-    CHECK(table.KeySet().size() == kKeys - 1 && table.KeySet().contains(first));
-    const Keys later{first};
-    table.Unpin(table.version(), data::Span(later));
-    table.Put(later, {0.5f, 0.5f});
-    table.Evict(policy, -1);
-    CHECK(table.KeySet().size() == kKeys - 2 && !table.KeySet().contains(first));
-  }
+  table.Train({keys.begin(), keys.end() - 1}, 1);
+  table.Train({keys.end() - 1, keys.end()}, 2);
+  CHECK(listed(2.5) && listed(30) && !listed(7));
+  table.Evict("by hand\nleast_frequent:1:7");
+  CHECK(listed(2.5) && listed(30) && listed(7));
+  for (int other = 100; other < 107; ++other) table.Evict("r\nleast_frequent:1:" + std::to_string(other));
+  CHECK(listed(106) && listed(100) && listed(7) && !listed(2.5) && !listed(30));
 }
 
 /// Else each step would look at all rows, find those, and look at all rows again.
