@@ -77,6 +77,7 @@ struct Case {
   TableSpec spec = Spec();
   Op fill = Some;    // what `op` starts from
   int versions = 1;  // that `op` makes
+  Op end = Nothing;  // what must hold after it
 };
 
 /// Runs the operation, which leads to `after`, with its `fail_at`-th allocation failing; returns whether it
@@ -102,6 +103,7 @@ bool FailsAt(const Case& c, int fail_at, const State& after, bool for_good) {
   }
   CHECK_EQ(table.version(), version + static_cast<uint32_t>(c.versions));
   CHECK(data::Same(after, State(table)));
+  c.end(table);
   return failed;
 }
 
@@ -195,9 +197,30 @@ TEST(BeginApplyWithEviction) {
   CheckStrongGuarantee({Train, 25, spec, Some});  // and slots come with it
 }
 
+/// Lists that memory has run out for are as good as none, and none that is left out of date.
+TEST(EvictionByShortlists) {
+  TableSpec spec = Spec();
+  spec.dim = 4;
+  spec.max_capacity = 400;
+  spec.on_full = kvjax::OnFull::kEvict;
+  spec.policy = kvjax::Policy::Parse("two half-lives\nleast_frequent:2:3.5 least_frequent:2:50 or");
+  const Op full = [](Live& t) { t.Train(Range(0, 400), 1), t.Train(Range(0, 300), 2); };
+  const Op listed = [=](Live& t) { full(t), t.Train(Range(400, 403), 3); };
+  const Op step = [](Live& t) { t.Train(Range(403, 408), 4); };
+  const Op same = [](Live& t) {
+    const Snapshot rows = t.Copy();
+    Live without(t.spec());
+    without.Restore(data::View(rows));
+    for (Live* table : {&t, &without}) table->Train(Range(408, 412), 5);
+    CHECK(t.KeySet() == without.KeySet());
+  };
+  for (const Op& fill : {full, listed}) CheckStrongGuarantee({step, 30, spec, fill, 1, same});
+}
+
 TEST(Evict) {
   const Op evict = [](Live& t) { t.Evict("a reason that does not fit into a std::string\nleast_recent:10"); };
   CheckStrongGuarantee({evict, 8, Spec(), Trained});
+  CheckStrongGuarantee({[](Live& t) { t.Evict("restrict\nleast_recent:-10"); }, 8, Spec(), Trained});
   const auto with_sink = [](Live& t) {
     Trained(t);
     t.SetSink([](const Snapshot&, std::string_view) {});
@@ -347,6 +370,49 @@ TEST(LoadWithAdmission) {
   const Op load = [](Live& t) { t.Restore(data::View(state.rows), state.admission); };
   CheckStrongGuarantee({load, 12, spec, Trained});
   CheckStrongGuarantee({load, 12, spec, Nothing});
+}
+
+/// A save of the rows of Trained, which goes on beside what follows.
+struct Save {
+  std::shared_ptr<kvjax::Frozen> rows;
+  std::unique_ptr<const State> want;
+} save;
+
+void Begin(Live& table) {
+  Trained(table);
+  save = {table.Freeze(table.version(), true).first, std::make_unique<State>(table)};
+}
+
+void End(Live& table) {
+  Snapshot copied;
+  copied.layout = save.rows->layout();
+  copied.Resize(save.rows->size(), 4 * kDim);
+  copied.offsets = save.rows->offsets();
+  copied.last_step = save.rows->last_step();
+  const kvjax::SnapshotSpace space = data::SpaceOf(copied);
+  CHECK_EQ(table.NextOf(*save.rows, space), copied.keys.size());
+  CHECK(data::Same(copied, save.want->rows));
+}
+
+TEST(WritesBesideASave) {
+  const auto check = [](const Op& op, int at_least) {
+    CheckStrongGuarantee({op, at_least, Spec(), Begin, 1, End});
+  };
+  check([](Live& t) { t.Put(kMany, Values()); }, 12);
+  check([](Live& t) { t.Assign(Serial, t.version(), data::Span(kMany), data::Bytes(Values())); }, 6);
+  check(Train, 20);
+  check([](Live& t) { t.Drop(Range(0, 40)); }, 5);
+  check([](Live& t) { t.Unpin(t.version(), data::Span(kMany)); }, 5);
+  check([](Live& t) { t.Evict("why\nleast_recent:10"); }, 10);
+  check([](Live& t) { t.Clear(t.version()); }, 0);
+  check([](Live& t) { t.ClearSlots(t.version()); }, 3);
+}
+
+TEST(ASaveThatLacksMemoryGoesOn) {
+  const Op freeze = [](Live& t) { save.rows = t.Freeze(t.version(), true).first; };
+  CheckStrongGuarantee({freeze, 8, Spec(), Begin, 0, End});
+  const auto written = [](Live& t) { Begin(t), Train(t); };
+  CheckStrongGuarantee({End, 3, Spec(), written, 0});
 }
 
 TEST(Reserve) {
