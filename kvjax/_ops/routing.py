@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys
-from kvjax._ops.call import WORD, array, flag, mask_operand, nothing, read
-from kvjax._ops.operations import OPERATIONS
+from kvjax._ops.call import WORD, array, mask_operand, nothing, read
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
 
@@ -92,15 +91,20 @@ def agree(
     number: jax.Array,
     values: Sequence[jax.Array],
     traffic: Traffic | None = None,
+    planned: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
-    """The values, unless the number is that of a failure, which is raised; one of a write forgets what was planned."""
+    """The values, unless the number is that of a failure, which is raised.
+
+    planned: ``()`` uint32, the version from which a write has been planned, which is then forgotten.
+    """
     traffic = traffic or Traffic(np.int32(0), nothing(spec, (0,), np.int32), 0, 0, 0)
     results = tuple(array(x.shape, x.dtype) for x in values)
-    aliases = {i + 3: i for i in range(len(values))}
+    aliases = {i + 4: i for i in range(len(values))}
     call = jax.ffi.ffi_call("kvjax_agree", results, input_output_aliases=aliases, vmap_method="sequential")
     amounts = ("to_owners", "from_owners", "usual_rounds")
-    attributes: dict[str, Any] = {"table": spec.name, "op": op, "writes": flag(OPERATIONS[op].writes)}
+    attributes: dict[str, Any] = {"table": spec.name, "op": op}
     attributes |= {name: np.int64(getattr(traffic, name)) for name in amounts}
     # What all devices agree on varies no more than it did before.
-    agreed = call(number, traffic.rounds, traffic.starts, *values, **attributes)
+    forgotten = nothing(spec, (0,), np.uint32) if planned is None else planned
+    agreed = call(number, forgotten, traffic.rounds, traffic.starts, *values, **attributes)
     return tuple(varying_like(new, old) for new, old in zip(agreed, values, strict=True))

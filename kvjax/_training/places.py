@@ -179,7 +179,8 @@ class Shard:
         number = prepare(spec, "apply", version, summaries, delivered)
 
         def agreed() -> tuple[jax.Array, Any]:
-            (word,) = routing.agree(spec, "apply", number, [varying_like(version, delivered)], traffic)
+            given = [varying_like(version, delivered)]
+            (word,) = routing.agree(spec, "apply", number, given, traffic, planned=version)
             return way.on_shard(spec, word, max(1, update.grads.counts.shape[0]), update)
 
         def refused() -> tuple[jax.Array, Any]:

@@ -177,9 +177,9 @@ inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version,
   return next;
 }
 
-inline void Table::Abandon() {
+inline void Table::Abandon(uint32_t version) {
   const auto lock = gate_.WriteAny(spec_.name, "apply");
-  Abandoned();
+  if (version == gate_.version()) Abandoned();  // what a plan of another write has in hand is not this one's
 }
 
 inline void Table::Abandoned() noexcept {

@@ -189,8 +189,8 @@ class Table {
   /// again once these are staged. Sets which step it is.
   uint32_t CommitStep(const ParallelFor& parallel, uint32_t version, int32_t* active, int64_t* step);
   [[nodiscard]] const Step& shard_step() const { return step_; }
-  /// Forgets what has been planned: another shard could not do its part.
-  void Abandon();
+  /// Forgets what has been planned from this version: another shard could not do its part.
+  void Abandon(uint32_t version);
   /// The batch of a write, as the commit of a plan wants it: that must not need memory.
   void KeepBatch(const Call& call, OwnBatch batch);
   [[nodiscard]] OwnBatch TakeBatch(const Call& call);

@@ -215,13 +215,12 @@ void DeviceTable<Q>::Scatter(Q& q, const ScatterOperands& o) {
   q.Copy(o.out, o.version, sizeof(uint32_t));
 }
 
-/// Forgets what has been planned: another shard cannot do its part.
 template <class Q>
-void DeviceTable<Q>::Abandon() {
+void DeviceTable<Q>::Abandon(uint32_t version) {
   Q q = Q::Alone(spec_.device);
   const std::lock_guard lock(mutex_);
   const typename Order<Q>::Turn turn(order_, q);
-  Abandoned(q);
+  if (version == Fetch(q, control_.data()).version) Abandoned(q);
 }
 
 template <class Q>

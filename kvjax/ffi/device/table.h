@@ -114,7 +114,7 @@ class DeviceTable {
   /// Chunks of the rows of the step that is open.
   void Gather(Q& q, const GatherOperands& o);
   void Scatter(Q& q, const ScatterOperands& o);
-  void Abandon();
+  void Abandon(uint32_t version);
   void Count(const Traffic& traffic) const { traffic.AddTo(counters_); }
 
   /// For a call of no table, whose refusal is reported to this one.

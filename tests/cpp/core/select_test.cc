@@ -142,7 +142,7 @@ struct Shards {
         }
       }
     } catch (...) {
-      for (auto& table : tables) table->Abandon();
+      for (auto& table : tables) table->Abandon(table->version());
       throw;
     }
     for (size_t s = 0; s < tables.size(); ++s) write(*tables[s], Call(version, Phase::kCommit), own[s]);

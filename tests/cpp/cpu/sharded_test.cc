@@ -190,10 +190,11 @@ void CheckPhases(const Write& write) {
   const State before(planned);
   CHECK_EQ(write(planned, {planned.version(), Phase::kPlan}), 0u);
   CHECK(data::Same(before, State(planned)));
-  planned.Abandon();
+  planned.Abandon(planned.version());
   CHECK_THROWS(kFailedPrecondition, write(planned, {planned.version(), Phase::kCommit}));
   CHECK(data::Same(before, State(planned)));
   write(planned, {planned.version(), Phase::kPlan});
+  planned.Abandon(planned.version() - 1);  // of another write, which was late
   CHECK_EQ(write(planned, {planned.version(), Phase::kCommit}), write(whole, whole.version()));
   CHECK(data::Same(State(whole), State(planned)));
   CHECK_THROWS(kFailedPrecondition, write(planned, {planned.version(), Phase::kCommit}));
@@ -228,7 +229,7 @@ TEST(AStepThatIsAbandonedLeavesNothing) {
   Deliver(table, {{{2, 3}}, {{1, 1, 1, 1}}}, 8);
   const kvjax::ShardSummary summary = Plan(table, slots);
   CHECK(!table.Prepare(Serial, "apply", table.version(), {summary}, 0));
-  table.Abandon();
+  table.Abandon(table.version());
   CHECK(data::Same(before, State(table)));
   int32_t active = 0;
   int64_t step = 0;

@@ -243,7 +243,7 @@ TEST(AStepThatIsAbandonedLeavesNothing) {
   both.Commit({}, 60);
   both.Deliver(stream, 5);
   both.Plan(-1, device::Momentum(kDim));
-  both.cpu.Abandon(), both.gpu.Abandon();
+  both.cpu.Abandon(both.cpu.version()), both.gpu.Abandon(both.gpu.handle);
   both.Compare();
   uint32_t next = 0;
   int64_t used = 0;
@@ -252,6 +252,7 @@ TEST(AStepThatIsAbandonedLeavesNothing) {
   CHECK_THROWS(kFailedPrecondition, both.gpu.CommitStep(both.gpu.q, commit));
   both.Deliver(stream, 5);  // another optimizer, that has no slots, is free to come
   both.Plan(-1, {});
+  both.gpu.Abandon(both.gpu.handle - 1);  // of another write, which was late
   both.Commit({}, 9);
   both.Compare();
 }
