@@ -88,6 +88,14 @@ struct Control {
   Counts waiting;        // keys without a row that are counted one by one
   Counts waiting_cells;  // of their index, as cells_used
   Counts hits, misses, occurrences, refused;
+
+  /// Takes what is about the contents from the control of others, which replace them; what calls have counted
+  /// goes on.
+  void Replace(const Control& by) {
+    size = by.size, next_row = by.next_row, free_rows = by.free_rows;
+    last_step = by.last_step, wide = by.wide, cells_used = by.cells_used;
+    window = by.window, waiting = by.waiting, waiting_cells = by.waiting_cells;
+  }
 };
 
 /// In memory that both sides see. The device alone writes it: words that both sides changed would need atomic

@@ -137,11 +137,10 @@ class DeviceTable {
     uint32_t version;
     Contents<Q> contents;
     Admission<Q> admission;
-    Control control;
-    int64_t last_step;
+    Control control;  // of the contents alone
     kvjax::Admission counts;
     KeyNumbering distinct;      // the keys that have been added
-    Array<Q, Control> filling;  // what the device counts meanwhile
+    Array<Q, Control> filling;  // the control where the device counts meanwhile
   };
 
   /// The last that the device has reported.

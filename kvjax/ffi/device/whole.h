@@ -183,18 +183,17 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::BeginLoad(uint32_t version, cons
   CheckLoad(spec_, head);
   Q q = Q::Alone(spec_.device);
   const Entered entered(*this, q, "load");
+  Expect("load", version, Fetch(q, control_.data()));
   const size_t space = std::max(head.rows, reserved_);
   Loaded loaded{version,
                 Contents<Q>(q, row_bytes(), space, budget_),
                 {},
-                Fetch(q, control_.data()),
-                head.last_step,
+                {},
                 kvjax::Admission(spec_.admission).With(head.admission),
                 KeyNumbering(head.rows),
                 Array<Q, Control>(q, 1)};
-  Expect("load", version, loaded.control);
-  const Control fresh = {};
-  q.Copy(loaded.filling.data(), &fresh, sizeof(fresh));
+  loaded.control.last_step = head.last_step;
+  q.Copy(loaded.filling.data(), &loaded.control, sizeof(Control));
   if (!head.layout.empty()) loaded.contents.Attach(q, head.layout);
   loaded.contents.ReserveRows(q, loaded.filling.data(), space);
   q.Wait();
@@ -252,16 +251,9 @@ void DeviceTable<Q>::EndLoad(Loaded& loaded) {
   for (size_t i = 0; i < std::min(rows, loaded.contents.device_rows()); i += kMostSwaps)
     KeepHot(q, alone, loaded.contents);
   loaded.admission = Admission<Q>::Of(q, spec_.admission, loaded.counts.Save(), filling);
-  const Control fresh = Fetch(q, filling);
+  loaded.control = Fetch(q, filling);
   loaded.control.size = rows;
   loaded.control.next_row = static_cast<uint32_t>(rows);
-  loaded.control.free_rows = 0;
-  loaded.control.cells_used = fresh.cells_used;
-  loaded.control.wide = fresh.wide;
-  loaded.control.window = 0;
-  loaded.control.waiting = fresh.waiting;
-  loaded.control.waiting_cells = fresh.waiting_cells;
-  loaded.control.last_step = loaded.last_step;
   loaded.distinct = KeyNumbering(0);
 }
 
@@ -269,13 +261,12 @@ template <class Q>
 uint32_t DeviceTable<Q>::CommitLoad(Loaded loaded) {
   Q q = Q::Alone(spec_.device);
   const Entered entered(*this, q, "load");
-  const Control live = Fetch(q, control_.data());
-  Expect("load", loaded.version, live);
+  Control control = Fetch(q, control_.data());
+  Expect("load", loaded.version, control);
   Abandoned(q);
   std::swap(contents_, loaded.contents);
   std::swap(admission_, loaded.admission);
-  Control control = loaded.control;
-  control.refusing = live.refusing;  // that of then may have been raised since
+  control.Replace(loaded.control);
   ++control.version;
   q.Copy(control_.data(), &control, sizeof(control));
   SettleReport(q);

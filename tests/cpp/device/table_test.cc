@@ -110,4 +110,19 @@ TEST(LoadsAreWhole) {
   pair.Run(10, 900);
 }
 
+TEST(ReadsCountWhileRowsAreLoaded) {
+  Pair pair(Spec(), Threads(4, 64), 26, 300);
+  pair.Write(0, 100);
+  const Snapshot saved = pair.gpu.Copy();
+  pair.Write(14, 100);
+  auto on_cpu = data::Ready<kvjax::Table>(pair.cpu, pair.cpu.version(), data::View(saved));
+  auto on_gpu = data::Ready(pair.gpu, pair.gpu.handle, data::View(saved));
+  const uint64_t before = Counted(pair.gpu)["hits"];
+  pair.Read(200);
+  CHECK(Counted(pair.gpu)["hits"] > before);
+  pair.Both([&] { pair.cpu.CommitLoad(std::move(on_cpu)); },
+            [&] { pair.gpu.handle = pair.gpu.CommitLoad(std::move(on_gpu)); });
+  pair.Run(10, 100);
+}
+
 }  // namespace device_table
