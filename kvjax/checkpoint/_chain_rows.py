@@ -127,7 +127,7 @@ class ChainRows:
         self.counts()
         self.pool()
         for first, last in cuts([self]):
-            self.between(first, last, ["freqs", "has_slots", "pinned"])
+            self.between(first, last, ["freqs", "versions", "has_slots", "pinned"])
 
     def removed(self) -> np.ndarray:
         """Keys ``(m,)`` int64 that went, and are not there again, if these are changes; sorted by (bucket, key)."""
@@ -188,6 +188,9 @@ class _LinkRows:
         _check_sorted(columns["keys"], first, last)
         if (columns.get("freqs", NONE) < 0).any():
             raise Damaged("want freqs of 0 or more, got others")
+        versions, step = columns.get("versions", NONE), self.meta["last_step"]
+        if ((versions < 0) | (versions > step)).any():
+            raise Damaged(f"want versions from 0 to last_step={step}, got others")
         return columns | {REMOVED: self.removed_between(first, last)}
 
     def removed_between(self, first: int, last: int) -> np.ndarray:

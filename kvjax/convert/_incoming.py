@@ -122,6 +122,10 @@ class Incoming:
             columns[name] = columns.get(name, np.zeros(n, np.int64)).astype(np.int64)
             if (columns[name] < 0).any():
                 raise FileError(self.file, "freqs and versions of at least 0", "negative ones")
+        newest = int(columns["versions"].max(initial=0))
+        if self.last_step is not None and newest > self.last_step:
+            want = f"versions up to last_step={self.last_step}, as the metadata says"
+            raise FileError(self.file, want, f"{newest}", "give the metadata the greatest version")
         columns["freqs"] = np.minimum(columns["freqs"], MOST_FREQUENT)
         pinned = columns.get("pinned", np.zeros(n, bool)).astype(bool)
         return columns | {"keys": keys, "has_slots": has_slots.astype(bool), "pinned": pinned}

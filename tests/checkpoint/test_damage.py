@@ -198,9 +198,11 @@ def test_what_is_forged_is_refused_by_every_reader(op, saved, tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "text"),
     [({"keys": IDS[[0, 0, 2, 3, 4]]}, "want distinct keys"), ({"freqs": np.full(5, -1)}, "want freqs of 0 or more"),
+     ({"versions": np.full(5, -1)}, "want versions from 0 to last_step="),
+     ({"versions": np.full(5, 2**40)}, "want versions from 0 to last_step="),
      ({"has_slots": np.full(5, 2, np.uint8)}, "want truth values"),
      ({"offsets": np.arange(65537)}, "want offsets from 0 to 5")],
-    ids=["keys", "freqs", "has_slots", "offsets"],
+    ids=["keys", "freqs", "before", "after", "has_slots", "offsets"],
 )  # fmt: skip
 def test_verify_checks_what_a_restore_checks(arrays, text, saved):
     """Not only the bytes, which are as they were written here."""

@@ -1,6 +1,7 @@
 """Trips: what a table has, out to a file and back, and what is said of what does not come back."""
 
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -286,6 +287,12 @@ def test_what_metadata_and_arguments_say_wrongly(tmp_path, make):
         found = convert.from_npz(tmp_path / "b.npz")  # by another program, perhaps, which means something else
         assert found.left == (f"{name} of the metadata, {str(value)!r}",)
         assert (found.rows.last_step, found.key_dtype) == (0, "int64")
+    np.savez(tmp_path / "late.npz", keys=np.array([1]), values=np.ones((1, 1), np.float32), versions=np.array([5]))
+    with zipfile.ZipFile(tmp_path / "late.npz", "a") as archive:
+        archive.writestr("kvjax.json", json.dumps({"last_step": "4"}))
+    for read in (convert.from_npz, functools.partial(convert.import_checkpoint, path=tmp_path / "late")):
+        with pytest.raises(convert.FileError, match="want versions up to last_step=4, as the metadata says, got 5; "):
+            read(tmp_path / "late.npz")
     imported = convert.from_npz(tmp_path / "a.npz")
     with pytest.raises(TypeError, match="table 'new', import: want no dim=, which the rows have, got 1"):
         imported.make("new", dim=1)

@@ -52,13 +52,18 @@ inline void CheckLoad(const TableSpec& spec, const LoadHead& head) {
   if (head.last_step < 0) throw NegativeError(spec.name);
 }
 
-/// Of some of these rows, whose slots are those of the layout, or none.
-inline void CheckRows(const TableSpec& spec, const SlotLayout& layout, const SnapshotView& rows) {
+/// Of some of these rows, whose slots are those of the layout, or none. last_step: of the table.
+inline void CheckRows(const TableSpec& spec, const SlotLayout& layout, int64_t last_step,
+                      const SnapshotView& rows) {
   if (!rows.slots.empty() && rows.layout != layout)
     throw OptimizerError(spec.name, layout.ToString(), rows.layout.ToString());
   if (std::any_of(rows.frequencies, rows.frequencies + rows.n, [](int64_t f) { return f < 0; })) {
     throw NegativeError(spec.name);
   }
+  const auto outside = [&](int64_t version) { return version < 0 || version > last_step; };
+  const int64_t* const end = rows.versions + rows.n;
+  const int64_t* const found = std::find_if(rows.versions, end, outside);
+  if (found != end) throw RowVersionError(spec.name, last_step, *found);
 }
 
 }  // namespace kvjax

@@ -360,6 +360,13 @@ inline Error NegativeError(std::string_view table) {
                    "negative ones", "load what kvjax has exported");
 }
 
+/// Rows to be loaded of which one was last written before step 0 or after the last step.
+inline Error RowVersionError(std::string_view table, int64_t last_step, int64_t version) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "load",
+                   "row versions from 0 to last_step=" + std::to_string(last_step), std::to_string(version),
+                   "load what kvjax has exported, with a last_step of the greatest row version or more");
+}
+
 // ---- the system and CUDA ---------------------------------------------------------------------------------
 
 /// A file of rows in a folder; error: the errno of the call that has failed.

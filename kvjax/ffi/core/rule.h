@@ -10,12 +10,6 @@
 
 namespace kvjax {
 
-/// Steps since the row was written; those of before step 0, which only loading makes, may be too many.
-KVJAX_HD inline int64_t Age(const RowHeader& header, int64_t step) {
-  const bool too_many = header.version < 0 && step > INT64_MAX + header.version;
-  return too_many ? INT64_MAX : step - header.version;
-}
-
 KVJAX_HD inline double Norm(RowType type, int64_t dim, const std::byte* value) {
   double sum = 0.0;
   for (int64_t d = 0; d < dim; ++d) {
@@ -81,7 +75,7 @@ struct Rule {
   [[nodiscard]] KVJAX_HD bool Holds(const RowHeader& header, int64_t step, double x) const {
     switch (kind) {
       case Kind::kAge:
-        return Age(header, step) > n;
+        return step - header.version > n;
       case Kind::kFrequency:
         return static_cast<int64_t>(header.frequency) < n;
       case Kind::kNorm:

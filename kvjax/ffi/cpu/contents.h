@@ -127,7 +127,7 @@ class Contents {
   }
 
   [[nodiscard]] SpaceMaker::Source source(const TableSpec& spec) const {
-    return {spec, store, admission, score, shortlists, last_step};
+    return {spec, store, admission, score, shortlists};
   }
   /// Whether the table's policy runs by itself between its last step and this one.
   [[nodiscard]] bool Due(const TableSpec& spec, int64_t step) const {

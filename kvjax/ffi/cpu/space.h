@@ -42,7 +42,6 @@ class SpaceMaker {
     const Admission& admission;
     const ScoreFunction& score;
     Shortlists& shortlists;
-    int64_t last_step;
   };
 
   /// For `change`, which belongs to the op that errors name. `alone`: there are no other shards.
@@ -168,10 +167,7 @@ class SpaceMaker {
     if (among_first) first = First(parallel, free);
     if (first) return *std::move(first);
     Rows rows = AllRows(parallel);
-    // A write gives its rows the last step: one of a later step, which only loading makes, would move
-    // forward.
-    const auto later = [&](const Candidate& row) { return row.header.version > from_.last_step; };
-    if (among_first && std::none_of(rows.begin(), rows.end(), later)) {
+    if (among_first) {
       std::erase_if(rows, [](const Candidate& row) { return row.header.pinned != 0; });
       from_.shortlists.Fill(
           from_.store.size(), policy_, rows, [&](const Rule& rule) { return Wanted(rule); }, step_);

@@ -57,7 +57,7 @@ inline Table::Loaded Table::BeginLoad(uint32_t version, const LoadHead& head) co
 }
 
 inline void Table::AddLoaded(Loaded& loaded, const SnapshotView& rows) const {
-  CheckRows(spec_, loaded.store.layout(), rows);
+  CheckRows(spec_, loaded.store.layout(), loaded.last_step, rows);
   if (const size_t twice = loaded.fill.Add(loaded.store, rows, row_bytes(), OnThreads); twice < rows.n) {
     throw TwiceError(spec_.name, rows.keys[twice]);
   }

@@ -202,7 +202,7 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::BeginLoad(uint32_t version, cons
 
 template <class Q>
 void DeviceTable<Q>::AddLoaded(Loaded& loaded, const SnapshotView& rows) {
-  CheckRows(spec_, loaded.contents.layout(), rows);
+  CheckRows(spec_, loaded.contents.layout(), loaded.control.last_step, rows);
   const size_t first = loaded.distinct.keys().size();
   for (size_t i = 0; i < rows.n; ++i) {
     const auto key = static_cast<uint64_t>(rows.keys[i]);

@@ -98,7 +98,7 @@ TEST(RankingsOfManyRows) {
   const size_t n = rows.keys.size();
   rows.values.assign(4 * n, {}), rows.has_slots.assign(n, {}), rows.pinned.assign(n, {});
   rows.pinned[5] = std::byte{1};
-  rows.last_step = 1000;
+  rows.last_step = int64_t{1} << 60;
   Fill(pair, rows);
   for (const char* policy :
        {"a\nleast_recent:1", "a\nleast_recent:-69990", "b\nleast_frequent:1000:3.3", "c\nleast_recent:30000",
@@ -115,7 +115,7 @@ TEST(RanksOfEveryWidth) {
     Snapshot rows;
     for (int64_t key = 0; key < 300; ++key) {
       rows.keys.push_back(key);
-      rows.versions.push_back(range == INT64_MAX && key % 2 == 0 ? INT64_MIN + key : key % 5 * (range / 4));
+      rows.versions.push_back(range == INT64_MAX && key % 2 == 0 ? INT64_MAX - key : key % 5 * (range / 4));
       rows.frequencies.push_back(key % 2);
     }
     rows.values.assign(1200, {}), rows.has_slots.assign(300, {}), rows.pinned.assign(300, {});

@@ -99,14 +99,16 @@ TEST(LoadsAreWhole) {
   pair.Write(11, 0);
   pair.Both([&] { pair.cpu.Restore(data::View(saved)); }, [&] { pair.gpu.Restore(data::View(saved)); });
   CHECK_EQ(pair.gpu.Size(pair.gpu.handle), saved.keys.size());
-  for (const auto spoil : {0, 1, 2}) {
+  for (const auto spoil : {0, 1, 2, 3, 4}) {
     Snapshot bad = saved;
     if (spoil == 0) bad.keys[5] = bad.keys[700];
     if (spoil == 1) bad.frequencies[3] = -1;
     if (spoil == 2) bad.last_step = -1;
+    if (spoil == 3) bad.versions[3] = -1;
+    if (spoil == 4) bad.versions[3] = bad.last_step + 1;
     pair.Both([&] { pair.cpu.Restore(data::View(bad)); }, [&] { pair.gpu.Restore(data::View(bad)); });
   }
-  CHECK_EQ(pair.refusals, 3);
+  CHECK_EQ(pair.refusals, 5);
   pair.Run(10, 900);
 }
 
