@@ -1,135 +1,14 @@
 // Every allocation of every write fails once: the table must then be as it was, and work on.
-#include <cstdlib>
-#include <functional>
 #include <memory>
 #include <new>
 #include <string_view>
 #include <vector>
 
-#include "tests/cpp/support/check.h"
-#include "tests/cpp/support/data.h"
-#include "tests/cpp/support/faults.h"
+#include "tests/cpp/support/guarantee.h"
 
 namespace {
 
-using data::Keys;
-using data::Live;
-using data::State;
 using kvjax::AdmissionSpec, kvjax::Call, kvjax::OwnBatch;
-using kvjax::Serial;
-using kvjax::Snapshot;
-using kvjax::TableSpec;
-
-class FailingSlabs final : public kvjax::SlabAllocator {
- public:
-  std::byte* Allocate(size_t bytes) override {
-    faults.Hit();
-    return host_.Allocate(bytes);
-  }
-  void Free(std::byte* slab, size_t bytes) noexcept override { host_.Free(slab, bytes); }
-
- private:
-  kvjax::HostSlabs host_;
-};
-
-constexpr size_t kDim = 2048;  // 256 rows to a slab
-
-/// Constant initial rows: random ones would take most of the test's time.
-TableSpec Spec() {
-  return {.name = "a table whose name does not fit into a std::string",
-          .dim = kDim,
-          .initializer = data::Elements(kvjax::Distribution::Kind::kConstant, 2.0)};
-}
-
-kvjax::SlotLayout Layout() {
-  kvjax::SlotLayout layout;
-  layout.Add("a slot whose name does not fit into a std::string", "float32[2048]", 4 * kDim);
-  return layout;
-}
-
-Keys Range(uint64_t begin, uint64_t end) {
-  Keys keys;
-  for (uint64_t key = begin; key < end; ++key) keys.push_back(key);
-  return keys;
-}
-
-using Op = std::function<void(Live&)>;
-
-void Nothing(Live& /*table*/) {}
-
-/// Some rows with holes among them; one more key grows the index.
-void Some(Live& table) {
-  table.Begin(Range(0, 20), std::vector<int32_t>(20, 3));
-  table.Drop({3, 4, 5});
-  table.Pin({7, 8});
-}
-
-/// As Some, with slots, and keys that wait to be admitted where there is an admission.
-void Trained(Live& table) {
-  table.Begin(Range(0, 20), std::vector<int32_t>(20, 3), Layout());
-  table.Begin(Range(20, 40), std::vector<int32_t>(20, 1), Layout(), 1);
-  table.Drop({3, 4, 5});
-}
-
-struct Case {
-  Op op;
-  int at_least;  // fewer allocations than that, and the test has lost its grip
-  TableSpec spec = Spec();
-  Op fill = Some;    // what `op` starts from
-  int versions = 1;  // that `op` makes
-  Op end = Nothing;  // what must hold after it
-};
-
-/// Runs the operation, which leads to `after`, with its `fail_at`-th allocation failing; returns whether it
-/// had so many. An index grown before a failure stays so, and each run needs a table of its own: a second try
-/// allocates less.
-bool FailsAt(const Case& c, int fail_at, const State& after, bool for_good) {
-  Live table(c.spec, std::make_shared<FailingSlabs>());
-  c.fill(table);
-  const uint32_t version = table.version();
-  const State before(table);
-  bool failed = false;
-  faults = {true, for_good, 0, fail_at};
-  try {
-    c.op(table);
-  } catch (const std::bad_alloc&) {
-    failed = true;
-  }
-  faults.armed = false;
-  if (failed) {
-    CHECK_EQ(table.version(), version);
-    CHECK(data::Same(before, State(table)));
-    c.op(table);  // now there is memory
-  }
-  CHECK_EQ(table.version(), version + static_cast<uint32_t>(c.versions));
-  CHECK(data::Same(after, State(table)));
-  c.end(table);
-  return failed;
-}
-
-/// Fails each allocation in turn.
-void CheckStrongGuarantee(const Case& c) {
-  Live twin(c.spec);  // where nothing fails
-  c.fill(twin);
-  c.op(twin);
-  const State after(twin);
-  for (const bool for_good : {false, true}) {
-    int fail_at = 1;
-    while (FailsAt(c, fail_at, after, for_good)) ++fail_at;
-    CHECK(fail_at > c.at_least);
-  }
-}
-
-const Keys kMany = [] {  // old keys, new ones, and some of both twice
-  Keys keys = Range(15, 30);
-  keys.insert(keys.end(), data::kAwkward.begin(), data::kAwkward.end());
-  return keys;
-}();
-
-const data::Floats& Values() {
-  static const data::Floats values(kMany.size() * kDim, 0.25f);
-  return values;
-}
 
 /// From rows and from none: memory for the first rows is asked for elsewhere.
 void CheckKeys(const Op& op, int at_least) {
@@ -154,11 +33,6 @@ TEST(AssignAddAndAccum) {
         t.Accum(Serial, t.version(), data::Span(kMany), Values().data(), Values().data(), exists.get());
       },
       9);
-}
-
-void Train(Live& t) {
-  static const std::vector<int32_t> counts(45, 2);
-  t.Begin(Range(15, 60), counts, Layout());
 }
 
 TEST(BeginApply) {
@@ -354,94 +228,6 @@ TEST(RemovalOneByOneSeldomAllocates) {
 TEST(ClearAndClearSlots) {
   CheckStrongGuarantee({[](Live& t) { t.Clear(t.version()); }, 0});
   CheckStrongGuarantee({[](Live& t) { t.ClearSlots(t.version()); }, 0, Spec(), Trained});
-}
-
-TEST(LoadWithAdmission) {
-  TableSpec spec = Spec();
-  spec.admission = {.kind = AdmissionSpec::Kind::kMinCount, .threshold = 3};
-  static const State state = [&] {
-    Live source(spec);
-    source.Begin(Range(10, 44), std::vector<int32_t>(34, 3), Layout());
-    source.Begin(Range(50, 99), std::vector<int32_t>(49, 1));
-    source.Pin({12});
-    return State(source);
-  }();
-  CHECK_EQ(state.admission.keys.size(), 49u);
-  const Op load = [](Live& t) { t.Restore(data::View(state.rows), state.admission); };
-  CheckStrongGuarantee({load, 12, spec, Trained});
-  CheckStrongGuarantee({load, 12, spec, Nothing});
-}
-
-/// A save of the rows of Trained, which goes on beside what follows.
-struct Save {
-  std::shared_ptr<kvjax::Frozen> rows;
-  std::unique_ptr<const State> want;
-} save;
-
-void Begin(Live& table) {
-  Trained(table);
-  save = {table.Freeze(table.version(), true).first, std::make_unique<State>(table)};
-}
-
-void End(Live& table) {
-  Snapshot copied;
-  copied.layout = save.rows->layout();
-  copied.Resize(save.rows->size(), 4 * kDim);
-  copied.offsets = save.rows->offsets();
-  copied.last_step = save.rows->last_step();
-  const kvjax::SnapshotSpace space = data::SpaceOf(copied);
-  CHECK_EQ(table.NextOf(*save.rows, space), copied.keys.size());
-  CHECK(data::Same(copied, save.want->rows));
-}
-
-TEST(WritesBesideASave) {
-  const auto check = [](const Op& op, int at_least) {
-    CheckStrongGuarantee({op, at_least, Spec(), Begin, 1, End});
-  };
-  check([](Live& t) { t.Put(kMany, Values()); }, 12);
-  check([](Live& t) { t.Assign(Serial, t.version(), data::Span(kMany), data::Bytes(Values())); }, 6);
-  check(Train, 20);
-  check([](Live& t) { t.Drop(Range(0, 40)); }, 5);
-  check([](Live& t) { t.Unpin(t.version(), data::Span(kMany)); }, 5);
-  check([](Live& t) { t.Evict("why\nleast_recent:10"); }, 10);
-  check([](Live& t) { t.Clear(t.version()); }, 0);
-  check([](Live& t) { t.ClearSlots(t.version()); }, 3);
-}
-
-TEST(ASaveThatLacksMemoryGoesOn) {
-  const Op freeze = [](Live& t) { save.rows = t.Freeze(t.version(), true).first; };
-  CheckStrongGuarantee({freeze, 8, Spec(), Begin, 0, End});
-  const auto written = [](Live& t) { Begin(t), Train(t); };
-  CheckStrongGuarantee({End, 3, Spec(), written, 0});
-}
-
-TEST(Reserve) {
-  CheckStrongGuarantee(
-      {.op = [](Live& t) { t.Reserve(t.version(), 1500); }, .at_least = 10, .fill = Trained, .versions = 0});
-}
-
-TEST(AFailedReserveGivesBackWhatItGained) {
-  Live table(Spec(), std::make_shared<FailingSlabs>());
-  Trained(table);
-  const auto bytes = [&] {
-    return table.Observe([](const kvjax::Contents& c) {
-      return c.store.value_bytes() + c.store.header_bytes() + c.store.slot_bytes() + c.store.index().bytes();
-    });
-  };
-  const size_t before = bytes();
-  int fail_at = 1;
-  for (bool failed = true; failed; ++fail_at) {
-    failed = false;
-    faults = {true, false, 0, fail_at};
-    try {
-      table.Reserve(table.version(), 3000);
-    } catch (const std::bad_alloc&) {
-      failed = true;
-    }
-    faults.armed = false;
-    CHECK_EQ(bytes() == before, failed);
-  }
-  CHECK(fail_at > 15);
 }
 
 TEST(ASinkThatCannotBeSetLeavesTheOld) {
