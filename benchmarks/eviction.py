@@ -37,6 +37,7 @@ POLICIES = {
     "the least recent": None,
     "LeastFrequent()": evict.LeastFrequent(),
     "LeastFrequent(half_life=100)": evict.LeastFrequent(half_life=100.0),
+    "two half-lives": evict.LeastFrequent(half_life=100.0) | evict.LeastFrequent(half_life=1000.0),
     "MaxAge(1000)": evict.MaxAge(1000),
     "MinFrequency(2)": evict.MinFrequency(2),
     "MaxAge(1000) | LeastRecent()": evict.MaxAge(1000) | evict.LeastRecent(),
