@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import Keys, KeysLike
-from kvjax._lookup import plain_bags, sums
-from kvjax._lookup.readable import FrozenReadable, Readable, check_readable, query_of, rows_of, spec_of
-from kvjax._ops import bags as bag_ops
-from kvjax._ops import routing
+from kvjax._lookup.readable import FrozenReadable, Reader, reader_of
 from kvjax._sharded import mesh
-from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
@@ -33,7 +27,7 @@ from kvjax._values.arrays import (
     one_program,
     reals_of,
 )
-from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
+from kvjax._values.bags import OP, bags_of, check_combiner, check_empty
 from kvjax._values.combiners import Combiner, Sums
 from kvjax._values.dtypes import check_result
 from kvjax._values.missing import Missing
@@ -119,16 +113,16 @@ def lookup_bag(
              [2.5, 5. ]], dtype=float32)
       >>> kvjax.drop_table("doc_bag")
     """
-    check_readable(table, OP)
+    reader = reader_of(table, OP)
     query, combine = bags_in(
-        table, query_of(table, OP, keys, mask, pad_id), OP, lengths=lengths, segment_ids=segment_ids,
+        reader, reader.query(OP, keys, mask, pad_id), OP, lengths=lengths, segment_ids=segment_ids,
         num_segments=num_segments, weights=weights, combiner=combiner, max_norm=max_norm, empty=empty, dtype=dtype,
     )  # fmt: skip
-    return combine(rows_of(table, query, missing))
+    return combine(reader.rows(query, missing))
 
 
 def bags_in(
-    table: Readable,
+    reader: Reader,
     query: Query,
     op: str,
     *,
@@ -147,14 +141,14 @@ def bags_in(
       What is to be looked up, and the function that makes the bags of its rows.
     """
     keys, mask = query.keys, query.mask
-    check_result(dtype, table.name, op)
+    check_result(dtype, reader.name, op)
     if weights is not None:
-        weights = reals_of(weights, jnp.float32, table.name, op, "weights that are real numbers")
-    check_combiner(combiner, weights, keys.shape, table.name, op)
+        weights = reals_of(weights, jnp.float32, reader.name, op, "weights that are real numbers")
+    check_combiner(combiner, weights, keys.shape, reader.name, op)
     for each in (lengths, segment_ids):
-        check_no_mask(each, f"table {table.name!r}, {op}")
-    given = bags_of(_integers(lengths), _integers(segment_ids), num_segments, keys.shape, table.name, op)
-    empty = None if empty is None else _row(table, empty, op)
+        check_no_mask(each, f"table {reader.name!r}, {op}")
+    given = bags_of(_integers(lengths), _integers(segment_ids), num_segments, keys.shape, reader.name, op)
+    empty = None if empty is None else _row(reader, empty, op)
     ids, bags, fit = None, 0, None
     if given is None and keys.shape[-1] == 0:  # one key of padding each: XLA's partitioner takes no shards of nothing
         keys = Keys(jnp.zeros((*keys.shape[:-1], 1, 2), jnp.uint32), keys.narrow)
@@ -162,16 +156,20 @@ def bags_in(
         weights = None if weights is None else jnp.zeros(keys.shape, weights.dtype)
         query = Query(keys, mask)
     if given is not None:
-        bags, (ids, fit) = given.number, _ids_of(table, given, keys.shape[0], op)
+        bags = given.number
+        if given.ids is None:
+            ids, fit = reader.bag_ids(by_value(given.lengths), keys.shape[0], op)
+        else:
+            ids = by_value(given.ids)
         ids, used = _in_bags(bags, ids, mask)
         query = Query(keys, used)
 
     def made_of(rows: jax.Array) -> jax.Array:
-        rows = clip_norm(jnp, rows, max_norm, table.name, op)
-        how = (_sums_of(table), combiner, empty is not None)
+        rows = clip_norm(jnp, rows, max_norm, reader.name, op)
+        how = (reader.sums, combiner, empty is not None)
         if given is None:
             padded = functools.partial(_combine_padded, *how)
-            made, *filled = mesh.over_batch(_spec_of_rows(table), op, padded, keys.ndim - 1, rows, mask, weights)
+            made, *filled = mesh.over_batch(reader.spec, op, padded, keys.ndim - 1, rows, mask, weights)
         else:
 
             def run(*operands: Any) -> Any:
@@ -192,17 +190,6 @@ def _in_bags(bags: int, ids: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array
     """Ids ``(n,)`` with -1 for padding, and which of them are of a bag."""
     ids = ids if mask is None else jnp.where(mask, ids, -1)
     return ids, (ids >= 0) & (ids < bags)
-
-
-def _sums_of(table: Readable) -> Sums:
-    return sums.CALLS if isinstance(table, Table) else sums.PLAIN
-
-
-def _spec_of_rows(table: Readable) -> TableSpec | None:
-    """Where rows are that have been read: those that a following handle has read are of its caller alone."""
-    spec = spec_of(table)
-    follows = isinstance(table, Table) and table.follows
-    return dataclasses.replace(spec, placement=None) if follows and spec is not None else spec
 
 
 def _combine(sums: Sums, combiner: str, counted: bool, bags: int, ids: Any, rows: jax.Array, weights: Any) -> Any:
@@ -226,34 +213,15 @@ def _flat(rows: jax.Array, mask: Any, weights: Any) -> tuple[jax.Array, jax.Arra
     return ids.reshape(-1), rows.reshape(-1, dim), None if weights is None else weights.reshape(-1)
 
 
-def _ids_of(table: Readable, given: Bags, n: int, op: str) -> tuple[jax.Array, jax.Array | None]:
-    """The bag of each key ``(n,)`` int32; and whether lengths fit, ``()`` bool, if nobody else will say so."""
-    if given.ids is not None:
-        return by_value(given.ids), None
-    lengths = by_value(given.lengths)
-    if not isinstance(table, Table):
-        ids, fit = plain_bags.bag_ids(lengths, n)
-        if isinstance(fit, Tracer):
-            return ids, fit
-        if not fit:
-            raise lengths_error(np.asarray(lengths), n, table.name, op)
-        return ids, None
-    together = table.spec.placement is not None and mesh.inside(table.spec, op)
-    ids, status = bag_ops.bag_ids(table.name, lengths, n, together)
-    if together:  # other devices have other lengths
-        (ids,) = routing.agree(table.spec, op, mesh.agreed(status), [ids])
-    return ids, None
-
-
 def _integers(values: Any) -> Any:
     """Integers as an array of NumPy, or of JAX of at most 32 bits."""
     values = None if values is None else host_or_jax(values)
     return at_most_32_bits(values) if isinstance(values, jax.Array) else values
 
 
-def _row(table: Readable, empty: Any, op: str) -> jax.Array:
+def _row(reader: Reader, empty: Any, op: str) -> jax.Array:
     row: Any = empty
     if not isinstance(empty, str):
-        row = reals_of(empty, jnp.float32, table.name, op, "rows of real numbers")
-    check_empty(row, table.dim, table.name, op)
+        row = reals_of(empty, jnp.float32, reader.name, op, "rows of real numbers")
+    check_empty(row, reader.dim, reader.name, op)
     return row

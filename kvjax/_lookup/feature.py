@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from kvjax._keys.keys import KeysLike
 from kvjax._lookup.bags import bags_in
-from kvjax._lookup.readable import FrozenReadable, Readable, check_readable, query_of, rows_of
+from kvjax._lookup.readable import FrozenReadable, Reader, reader_of
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
@@ -97,14 +97,14 @@ class Plan(NamedTuple):
     """A feature that has been checked.
 
     Attributes:
-      table: that is read.
+      reader: of the table.
       query: what is asked of it.
       missing: what keys without a row read as.
       made_of: the result of the rows of the query.
       salt: that the keys are still to get, or None: so that features that are read together get theirs together.
     """
 
-    table: Readable
+    reader: Reader
     query: Query
     missing: Any
     made_of: Callable[[jax.Array], jax.Array]
@@ -114,7 +114,7 @@ class Plan(NamedTuple):
     def rows(self) -> jax.Array:
         """What is to be read, read by itself."""
         keys = self.query.keys if self.salt is None else self.query.keys.salted(self.salt)
-        return rows_of(self.table, self.query._replace(keys=keys), self.missing)
+        return self.reader.rows(self.query._replace(keys=keys), self.missing)
 
 
 def plan(feature: Feature, op: str) -> Plan:
@@ -123,41 +123,40 @@ def plan(feature: Feature, op: str) -> Plan:
     Raises:
       TypeError, ValueError: an argument does not fit the others.
     """
-    table = feature.table
-    check_readable(table, op)
-    check_result(feature.dtype, table.name, op)
+    reader = reader_of(feature.table, op)
+    check_result(feature.dtype, reader.name, op)
     if feature.missing is not None and not (isinstance(feature.missing, str) and feature.missing == "init"):
-        missing_row(feature.missing, table.dim, None, jnp.asarray, table.name, op)
-    query, salt = _query_of(feature, op)
+        missing_row(feature.missing, reader.dim, None, jnp.asarray, reader.name, op)
+    query, salt = _query_of(feature, reader, op)
     if feature.combiner is not None:
         form: dict[str, Any] = {name: getattr(feature, name) for name in (*_OF_BAGS, "combiner", "max_norm", "dtype")}
-        query, made_of = bags_in(table, query, op, **form)
-        return Plan(table, query, feature.missing, made_of, salt)
+        query, made_of = bags_in(reader, query, op, **form)
+        return Plan(reader, query, feature.missing, made_of, salt)
     if given := [name for name in _OF_BAGS if getattr(feature, name) is not None]:
         raise fail(
-            ValueError, table.name, op, f"a combiner beside {', '.join(given)}", "none",
+            ValueError, reader.name, op, f"a combiner beside {', '.join(given)}", "none",
             "combiner='sum', 'mean', 'sqrtn' or 'max' makes bags",
         )  # fmt: skip
 
     def as_asked(rows: jax.Array) -> jax.Array:
-        rows = clip_norm(jnp, rows, feature.max_norm, table.name, op)
+        rows = clip_norm(jnp, rows, feature.max_norm, reader.name, op)
         # The cast comes after the read, so that gradients are summed in float32.
         return rows if feature.dtype is None else rows.astype(feature.dtype)
 
-    return Plan(table, query, feature.missing, as_asked, salt)
+    return Plan(reader, query, feature.missing, as_asked, salt)
 
 
-def _query_of(feature: Feature, op: str) -> tuple[Query, int | None]:
+def _query_of(feature: Feature, reader: Reader, op: str) -> tuple[Query, int | None]:
     """The keys, and which of them are valid: ids say what is padding, before the salt; and a salt that a program is
     still to give them."""
-    table, keys = feature.table, feature.keys
+    keys: Any = feature.keys
     salt: Any = feature.salt
     if isinstance(keys, Prefetched) and salt is not None:
         raise fail(
-            ValueError, table.name, op, "no salt beside prefetched keys", f"salt={salt}",
+            ValueError, reader.name, op, "no salt beside prefetched keys", f"salt={salt}",
             "prefetch the salted keys: kvjax.keys(ids).salted(salt)",
         )  # fmt: skip
-    query = query_of(table, op, keys, feature.mask, feature.pad_id)
+    query = reader.query(op, keys, feature.mask, feature.pad_id)
     if salt is None:
         return query, None
     try:
@@ -165,7 +164,7 @@ def _query_of(feature: Feature, op: str) -> tuple[Query, int | None]:
             return query, salt_of(salt, "Keys.salted")
         return query._replace(keys=query.keys.salted(salt)), None
     except (TypeError, ValueError) as error:
-        said = str(error).replace("Keys.salted", f"table {table.name!r}, {op}", 1)
+        said = str(error).replace("Keys.salted", f"table {reader.name!r}, {op}", 1)
         raise type(error)(said) from None
 
 

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import opaque_canary
 from kvjax._keys.sparse_rows import SparseRows
-from kvjax._lookup.readable import FrozenReadable
+from kvjax._lookup.readable import FrozenReadable, Readable
 from kvjax._lookup.runs import Run, check_derivatives, in_need, repeated, with_taps
 from kvjax._lookup.taps import Site, Tape, uses_of, words_of
 from kvjax._ops import order
@@ -240,7 +240,7 @@ def _numbers(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
 
 
 def _is_whole(x: Any) -> bool:
-    return is_table(x) or isinstance(x, FrozenReadable)
+    return isinstance(x, Readable)
 
 
 def _check_trained(leaves: Sequence[Any]) -> None:

@@ -13,10 +13,9 @@ import numpy as np
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.salt import salted_parts
 from kvjax._lookup.feature import Feature, Plan, plan
-from kvjax._lookup.readable import Readable, rows_of
+from kvjax._lookup.readable import Readable
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._table.reads import Query
-from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
@@ -93,15 +92,14 @@ class _Together(NamedTuple):
     """What features have in common that one lookup reads.
 
     Attributes:
-      handle: what they are read through. Handles that differ are asked each for itself, so that a stale one is refused;
-        and so are those of one version of which one is not trained, or is a view.
+      reader: the identity of what reads them.
       missing: what keys without a row read as.
       ahead: what has been read ahead, which is read by itself.
       kept: the first axis of the keys, which stays where it may be spread over devices; else ().
       sharding: of this axis, as the type of the keys says it.
     """
 
-    handle: Any
+    reader: Any
     missing: Any
     ahead: int | None
     kept: tuple[int, ...]
@@ -109,24 +107,17 @@ class _Together(NamedTuple):
 
 
 def _together(planned: Plan) -> _Together:
-    table, keys = planned.table, planned.query.keys
+    reader, keys = planned.reader, planned.query.keys
     ahead = None if planned.query.prefetched is None else id(planned.query.prefetched)
-    if isinstance(table, Table):
-        # A tree of parameters that was taken apart has other tapes and views, of the same leaves.
-        leaves = table.given, *jax.tree.leaves((table.tape, table.view))
-        handle, spread = (jax.tree.structure(table.view), *map(id, leaves)), table.spec.placement is not None
-    else:
-        handle, spread = id(table), True
-    kept = keys.shape[:1] if spread or sharding_of(keys.words, keys.ndim) else ()
-    return _Together(handle, _missing_of(planned), ahead, kept, sharding_of(keys.words, len(kept)))
+    kept = keys.shape[:1] if reader.spread or sharding_of(keys.words, keys.ndim) else ()
+    return _Together(reader.identity, _missing_of(planned), ahead, kept, sharding_of(keys.words, len(kept)))
 
 
 def _missing_of(planned: Plan) -> Any:
     """What keys without a row read as, to be compared."""
-    table, missing = planned.table, planned.missing
+    missing = planned.missing
     if missing is None or isinstance(missing, str):
-        as_usual = missing == "init" and isinstance(table, Table) and table.spec.admit is None
-        return None if as_usual else missing
+        return None if missing == planned.reader.usual else missing
     return id(missing) if isinstance(missing, jax.Array) else tuple(map(float, missing))
 
 
@@ -134,7 +125,7 @@ def _rows_of(plans: list[Plan], together: _Together) -> list[jax.Array]:
     """The rows of each, ``(..., dim)``."""
     if len(plans) == 1:
         return [plans[0].rows]
-    table, missing, salts = plans[0].table, plans[0].missing, [planned.salt for planned in plans]
+    reader, missing, salts = plans[0].reader, plans[0].missing, [planned.salt for planned in plans]
     queries, axis = [planned.query for planned in plans], len(together.kept)
     flat = [(*together.kept, math.prod(q.keys.shape[axis:])) for q in queries]
 
@@ -151,9 +142,9 @@ def _rows_of(plans: list[Plan], together: _Together) -> list[jax.Array]:
 
     words, *mask = as_auto(join, together.sharding, [q.keys.words for q in queries], [q.mask for q in queries])[0]
     narrow = any(planned.query.keys.narrow and planned.salt is None for planned in plans)
-    rows = rows_of(table, Query(Keys(words, narrow), *mask), missing)
+    rows = reader.rows(Query(Keys(words, narrow), *mask), missing)
     return [
-        _as_keys(piece, q.keys, table.dim)
+        _as_keys(piece, q.keys, reader.dim)
         for piece, q in zip(as_auto(split, together.sharding, rows)[0], queries, strict=True)
     ]
 

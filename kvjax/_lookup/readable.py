@@ -1,22 +1,31 @@
-"""Readables: what bags, features and layers read rows from: a table, or the arrays of a frozen one."""
+"""Readables: what bags, features and layers read rows from, a table or the arrays of a frozen one; their readers."""
 
 from __future__ import annotations
 
 import abc
+import dataclasses
+from collections.abc import Hashable
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
+from jax.core import Tracer
 
 from kvjax._keys.key_width import keys_of
-from kvjax._keys.keys import Keys, KeysLike
+from kvjax._keys.keys import KeysLike
 from kvjax._keys.masks import mask_of
+from kvjax._lookup.sums import CALLS, PLAIN, plain_bag_ids
+from kvjax._ops import bags as bag_ops
+from kvjax._ops import routing
+from kvjax._sharded import mesh
 from kvjax._spec.spec import TableSpec
 from kvjax._table import reads
-from kvjax._table.checks import keys_for
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.bags import lengths_error
+from kvjax._values.combiners import Sums
 from kvjax._values.errors import fail
 from kvjax._values.missing import Missing
 
@@ -49,42 +58,115 @@ class FrozenReadable(abc.ABC):
 Readable: TypeAlias = Table | FrozenReadable
 
 
-def check_readable(x: Any, op: str) -> None:
-    """Whether a function that reads rows has got something that has them; `op` is for the error."""
-    if not isinstance(x, (Table, FrozenReadable)):
-        raise TypeError(
-            f"kvjax: {op}: want a kvjax.Table, got {type(x).__name__}; give what kvjax.get_table returns, the leaf of "
-            "the parameters that holds it, params[...]['table'], or the as_jax() of a kvjax.serving.FrozenTable"
-        )
+class Reader(abc.ABC):
+    """How lookups read a readable.
+
+    Attributes:
+      name: of the table.
+      dim: width of a row.
+      sums: by which its rows become bags.
+      spec: of the table over whose mesh the rows that it has read are spread, or None.
+      spread: whether their first axis may be spread over devices.
+      identity: what readers have in common of which one can read for all.
+      usual: the `missing` that it has anyway, or None.
+    """
+
+    name: str
+    dim: int
+    sums: Sums
+    spec: TableSpec | None
+    spread: bool
+    identity: Hashable
+    usual: str | None
+
+    @abc.abstractmethod
+    def query(self, op: str, keys: Any, mask: Any, pad_id: Any) -> Query:
+        """The arguments of a lookup, checked once; see `kvjax._table.reads.query_of`."""
+
+    @abc.abstractmethod
+    def rows(self, query: Query, missing: Any) -> jax.Array:
+        """Rows ``(..., dim)``."""
+
+    @abc.abstractmethod
+    def bag_ids(self, lengths: jax.Array, n: int, op: str) -> tuple[jax.Array, jax.Array | None]:
+        """The bag of each of n keys ``(n,)`` int32, of bags that stand one after the other; and whether their lengths
+        fit, ``()`` bool, if nobody else will say so."""
 
 
-def spec_of(readable: Readable) -> TableSpec | None:
-    """The spec of a table; None of what has none, and so is in one place."""
-    return readable.spec if isinstance(readable, Table) else None
+class _OfTable(Reader):
+    sums = CALLS
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.name, self.dim, spec = table.name, table.dim, table.spec
+        # What a following handle has read is of its caller alone.
+        self.spec = dataclasses.replace(spec, placement=None) if table.follows else spec
+        self.spread = spec.placement is not None
+        self.usual = "init" if spec.admit is None else None
+
+    @property
+    def identity(self) -> Hashable:
+        """Handles that differ are asked each for itself, so that a stale one is refused; and so are those of one
+        version of which one is not trained, or is a view."""
+        # A tree of parameters that was taken apart has other tapes and views, of the same leaves.
+        table = self._table
+        leaves = table.given, *jax.tree.leaves((table.tape, table.view))
+        return jax.tree.structure(table.view), *map(id, leaves)
+
+    def query(self, op: str, keys: Any, mask: Any, pad_id: Any) -> Query:
+        return reads.query_of(self._table, op, keys, mask, pad_id)
+
+    def rows(self, query: Query, missing: Any) -> jax.Array:
+        return reads.lookup(self._table, query, missing)[0]
+
+    def bag_ids(self, lengths: jax.Array, n: int, op: str) -> tuple[jax.Array, jax.Array | None]:
+        spec = self._table.spec
+        together = spec.placement is not None and mesh.inside(spec, op)
+        ids, status = bag_ops.bag_ids(self.name, lengths, n, together)
+        if together:  # other devices have other lengths
+            (ids,) = routing.agree(spec, op, mesh.agreed(status), [ids])
+        return ids, None
 
 
-def keys_of_readable(readable: Readable, keys: Any, op: str) -> Keys:
-    """Keys ``(...)`` as it has them, checked."""
-    if isinstance(readable, Table):
-        return keys_for(readable, keys, op)
-    if isinstance(keys, Prefetched):
-        raise fail(
-            TypeError, readable.name, op, "keys", "prefetched ones, and a frozen table reads nothing ahead",
-            "leave kvjax.prefetch out",
-        )  # fmt: skip
-    return keys_of(keys, readable.name, readable.key_dtype, op)
+class _OfFrozen(Reader):
+    sums, spec, spread, usual = PLAIN, None, True, None
+
+    def __init__(self, frozen: FrozenReadable) -> None:
+        self._frozen, self.identity = frozen, id(frozen)
+        self.name, self.dim = frozen.name, frozen.dim
+
+    def query(self, op: str, keys: Any, mask: Any, pad_id: Any) -> Query:
+        if isinstance(keys, Prefetched):
+            raise fail(
+                TypeError, self.name, op, "keys", "prefetched ones, and a frozen table reads nothing ahead",
+                "leave kvjax.prefetch out",
+            )  # fmt: skip
+        keys = keys_of(keys, self.name, self._frozen.key_dtype, op)
+        return Query(keys, mask_of(keys, mask, pad_id, self.name, self._frozen.key_dtype, op))
+
+    def rows(self, query: Query, missing: Any) -> jax.Array:
+        return self._frozen.lookup(query.keys, mask=query.mask, missing=missing)
+
+    def bag_ids(self, lengths: jax.Array, n: int, op: str) -> tuple[jax.Array, jax.Array | None]:
+        ids, fit = plain_bag_ids(lengths, n)
+        if isinstance(fit, Tracer):
+            return ids, fit
+        if not fit:
+            raise lengths_error(np.asarray(lengths), n, self.name, op)
+        return ids, None
 
 
-def query_of(readable: Readable, op: str, keys: Any, mask: Any, pad_id: Any) -> Query:
-    """The arguments of a lookup, checked once; see `kvjax._table.reads.query_of`."""
-    if isinstance(readable, Table):
-        return reads.query_of(readable, op, keys, mask, pad_id)
-    keys = keys_of_readable(readable, keys, op)
-    return Query(keys, mask_of(keys, mask, pad_id, readable.name, readable.key_dtype, op))
+def reader_of(x: Any, op: str) -> Reader:
+    """The reader of what a function that reads rows has got; `op` is for the error.
 
-
-def rows_of(readable: Readable, query: Query, missing: Any) -> jax.Array:
-    """Rows ``(..., dim)`` of a query."""
-    if isinstance(readable, Table):
-        return reads.lookup(readable, query, missing)[0]
-    return readable.lookup(query.keys, mask=query.mask, missing=missing)
+    Raises:
+      TypeError: it has none.
+    """
+    if isinstance(x, Table):
+        return _OfTable(x)
+    if isinstance(x, FrozenReadable):
+        return _OfFrozen(x)
+    raise fail(
+        TypeError, None, op, "a kvjax.Table", type(x).__name__, "give what kvjax.get_table returns, the leaf of the "
+        "parameters that holds it, params[...]['table'], or the as_jax() of a kvjax.serving.FrozenTable",
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sums and maxima of rows for the bags of `kvjax._values.combiners`, differentiable in both modes, to any order."""
+"""Sums and maxima of rows for bags: by custom calls, differentiable in both modes, to any order; or in plain JAX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kvjax._lookup import plain_bags
 from kvjax._lookup.form import Form
 from kvjax._ops import bags as bag_ops
 from kvjax._values.combiners import Sums
@@ -59,8 +58,34 @@ def _bag_max_jvp(bags: int, primals: Sequence[Any], tangents: Sequence[Any]) -> 
     return _bag_max(bags, ids, rows), _PLACED.derivative("bags", bags, ids, positions, tangents[1])
 
 
+def _plain_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> jax.Array:
+    return jax.ops.segment_sum(weights[:, None] * rows, _inside(bags, ids), bags)
+
+
+def _plain_max(bags: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
+    ids = _inside(bags, ids)
+    most = jax.ops.segment_max(rows, ids, bags)  # of none the least that there is
+    filled = jax.ops.segment_sum(jnp.ones(ids.shape, jnp.int32), ids, bags) > 0
+    return jnp.where(filled[:, None], most, jnp.float32(0))
+
+
+def plain_bag_ids(lengths: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+    """The ids ``(n,)`` of bags that stand one after the other, then -1; and whether the lengths fit, ``()`` bool."""
+    # As numbers of 32 bits the first sum that is more than n is exact, whatever comes after it.
+    ends = jnp.cumsum(jnp.clip(lengths, 0, n).astype(jnp.uint32))
+    fit = jnp.all((lengths >= 0) & (lengths <= n) & (ends <= jnp.asarray(n, jnp.uint32)))
+    ended = jnp.zeros((n,), jnp.int32).at[ends].add(1, mode="drop")
+    ids = jnp.cumsum(ended, dtype=jnp.int32)  # how many bags have ended before each key
+    return jnp.where(ids < lengths.shape[0], ids, jnp.int32(-1)), fit
+
+
+def _inside(bags: int, ids: jax.Array) -> jax.Array:
+    """Ids of which those outside the bags are dropped, where JAX would count negative ones from the end."""
+    return jnp.where((ids >= 0) & (ids < bags), ids, jnp.int32(bags))
+
+
 CALLS = Sums(_bag_sum, _bag_max)
 """By custom calls, which add in the order of the rows."""
 
-PLAIN = Sums(plain_bags.bag_sum, plain_bags.bag_max)
+PLAIN = Sums(_plain_sum, _plain_max)
 """In plain JAX, wherever it runs."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from jax.typing import DTypeLike
 
 from kvjax._lookup.feature import Feature
-from kvjax._lookup.readable import FrozenReadable, Readable
+from kvjax._lookup.readable import Readable
 from kvjax._spec.options import ENTRIES, Options
 from kvjax._spec.sharding import Sharding
 from kvjax._table.modules import Maker, init_table, warn_of_others
@@ -88,7 +88,7 @@ S = TypeVar("S", bound=Readable)
 
 def checked(layer: LayerOptions, op: str, table: S) -> S:
     """What stands in ``params`` for the table of a layer, if it is one and fits the layer."""
-    if not isinstance(table, (Table, FrozenReadable)):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+    if not isinstance(table, Readable):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
         raise TypeError(
             f"kvjax: table {layer.table!r}, {op}: want a kvjax.Table in params, got {table!r}; what "
             "kvjax.orbax.split took out, kvjax.orbax.combine(state, tables) puts back, and of a frozen table as_jax() "

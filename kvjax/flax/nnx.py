@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from kvjax._keys.keys import KeysLike
 from kvjax._lookup import gradients
 from kvjax._lookup.feature import Feature, read
-from kvjax._lookup.readable import FrozenReadable
+from kvjax._lookup.readable import Readable
 from kvjax._spec.signature import initialized_by
 from kvjax._table.modules import Maker
 from kvjax._table.prefetched import Prefetched
@@ -63,7 +63,7 @@ class _TableModule(nnx.Module):
         @property
         def table(self) -> nnx.Param[Table]: ...
         @table.setter
-        def table(self, value: nnx.Param[Table] | Table | FrozenReadable) -> None: ...
+        def table(self, value: nnx.Param[Table] | Readable) -> None: ...
     else:
         table: nnx.Param[Table]
     dtype: DTypeLike | None
@@ -77,7 +77,7 @@ class _TableModule(nnx.Module):
         self.dtype, self.pad_id, self.max_norm = layer.dtype, layer.pad_id, layer.max_norm
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "table" and isinstance(value, (Table, FrozenReadable)):
+        if name == "table" and isinstance(value, Readable):
             param: nnx.Param[Any] = self.table
             dim = getattr(param.get_value(), "dim", value.dim)
             if value.dim != dim:

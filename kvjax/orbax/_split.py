@@ -168,7 +168,7 @@ def _check_given(tables: Any) -> None:
                 f"kvjax: table {name!r}, combine: want arrays of a frozen table, got a file; give its as_jax()"
             )
     given = tables.items() if isinstance(tables, Mapping) else [("", None)]
-    wrong = [(name, x) for name, x in given if not isinstance(x, (Table, FrozenReadable))]
+    wrong = [(name, x) for name, x in given if not isinstance(x, Readable)]
     if wrong:
         of = (
             f"{type(wrong[0][1]).__name__} as {wrong[0][0]!r}" if isinstance(tables, Mapping) else type(tables).__name__

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
-from kvjax._lookup import plain_bags
+from kvjax._lookup import sums
 from kvjax.serving import FrozenTable
 from tests.lookup.test_bags import BAD, COMBINERS, calls, reference
 from tests.support.marks import examples, slow, wide_is_slow
@@ -151,9 +151,9 @@ assert not {{"jax", "flax", "optax", "ml_dtypes", "kvjax.ffi"}} & sys.modules.ke
 def test_sums_and_lengths_in_plain_jax():
     ids, rows = jnp.array([0, 0, -1, 2, 3]), jnp.array([[1.0], [-2.0], [9.0], [-3.0], [9.0]])
     weights = jnp.array([1.0, 2.0, 1.0, 1.0, 1.0])
-    of_rows = jax.jit(lambda: (plain_bags.bag_sum(3, ids, weights, rows), plain_bags.bag_max(3, ids, rows)))
+    of_rows = jax.jit(lambda: (sums.PLAIN.sum(3, ids, weights, rows), sums.PLAIN.max(3, ids, rows)))
     assert [bags[:, 0].tolist() for bags in map(np.asarray, of_rows())] == [[-3, 0, -3], [1, 0, -3]]
-    ids_of = jax.jit(plain_bags.bag_ids, static_argnums=1)
+    ids_of = jax.jit(sums.plain_bag_ids, static_argnums=1)
     for lengths, want in (([2, 0, 1], [0, 0, 2, -1]), ([4, 0, 0], [0] * 4), ([0, 0, 4], [2] * 4)):
         got, fit = ids_of(jnp.array(lengths, jnp.int32), 4)
         assert fit and got.tolist() == want
