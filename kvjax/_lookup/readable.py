@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Hashable
 from typing import Any, TypeAlias
 
@@ -99,9 +98,8 @@ class _OfTable(Reader):
     def __init__(self, table: Table) -> None:
         self._table = table
         self.name, self.dim, spec = table.name, table.dim, table.spec
-        # What a following handle has read is of its caller alone.
-        self.spec = dataclasses.replace(spec, placement=None) if table.follows else spec
         self.spread = spec.placement is not None
+        self.spec = spec if self.spread and not table.follows else None  # else what it reads is of its caller alone
         self.usual = "init" if spec.admit is None else None
 
     @property

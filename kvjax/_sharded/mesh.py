@@ -191,10 +191,10 @@ def on_mesh(placement: Placement, local: Callable[..., Any], in_specs: Any, out_
     return mapped(*(operands[i] for i in given))
 
 
-def auto(spec: TableSpec, op: str, run: Callable[..., Any], leading: tuple[Any, ...], *operands: Any) -> Any:
-    """`as_auto` in a program that must be on the table's mesh."""
+def auto(spec: TableSpec | None, op: str, run: Callable[..., Any], leading: tuple[Any, ...], *operands: Any) -> Any:
+    """`as_auto` in a program that must be on the table's mesh, if there is one."""
     explicit = explicit_mesh(operands)
-    if explicit is not None:
+    if explicit is not None and spec is not None:
         _check_mesh(spec, op, explicit)
     return as_auto(run, leading, *operands)
 
@@ -204,7 +204,7 @@ def over_batch(spec: TableSpec | None, op: str, part: Callable[..., Any], ndim: 
 
     Args:
       part: of arrays ``(n, ...)``, or None where the operand is, to a tuple of arrays ``(n, ...)``.
-      spec: of the table that the batch is for, or None for what is in one place.
+      spec: of the table over whose mesh the batch is, or None for what is in one place.
       op: for errors.
       ndim: how many axes of the operands are those of the batch.
       *operands: arrays ``(..., ...)``, of which the first one is not None, or None.
@@ -212,23 +212,19 @@ def over_batch(spec: TableSpec | None, op: str, part: Callable[..., Any], ndim: 
     Returns:
       Arrays ``(..., ...)``.
     """
-    placement, shape = None if spec is None else spec.placement, operands[0].shape[:ndim]
+    shape = operands[0].shape[:ndim]
     n = math.prod(shape)
 
     def run(*operands: Any) -> Any:
         flat = [None if x is None else x.reshape(n, *x.shape[ndim:]) for x in operands]
-        if spec is None or placement is None or inside(spec, op):
+        if spec is None or inside(spec, op):
             results = part(*flat)
         else:
+            placement, split = spec.mesh_placement, P(spec.mesh_placement.axes)
             flat = [None if x is None else pieces(placement.num_devices, x, None)[0] for x in flat]
-            split = P(placement.axes)
             results = on_mesh(placement, part, [split] * len(flat), split, flat)
         return tuple(x[:n].reshape(*shape, *x.shape[1:]) for x in results), ()
 
-    if spec is None:
-        return as_auto(run, sharding_of(operands[0], ndim), *operands)[0]
-    if placement is None:
-        return run(*operands)[0]
     return auto(spec, op, run, sharding_of(operands[0], ndim), *operands)[0]
 
 
