@@ -104,9 +104,14 @@ class Policy(abc.ABC):
         """The parts whose union this is; rows are counted by the first part that chooses them."""
         return [self]
 
+    def reasons(self) -> list[str]:
+        """By what name rows are counted that an alternative chooses; each is one line."""
+        return [" ".join(repr(part).split()) for part in self.alternatives()]
+
     def text(self) -> str:
-        """All alternatives, as the C++ side reads them: a reason, which must be one line, and a formula."""
-        return "\n".join(f"{' '.join(repr(part).split())}\n{part.formula()}" for part in self.alternatives())
+        """All alternatives, as the C++ side reads them: a reason and a formula."""
+        parts = zip(self.reasons(), self.alternatives(), strict=True)
+        return "\n".join(f"{reason}\n{part.formula()}" for reason, part in parts)
 
     def needs_number(self) -> bool:
         """Whether a ranking in it takes its number from the space that is needed."""

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
-from kvjax._ops.call import WORD, flag, initial_operand, mask_operand, write, write_numbered
+from kvjax._ops.call import WORD, array, flag, initial_operand, mask_operand, write, write_numbered
 from kvjax._spec.spec import TableSpec
 
 
@@ -60,8 +61,28 @@ def accum(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch
 
 def evict(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch, policy: str) -> jax.Array:
     """values: the step ``(2,)`` uint32. policy: its text."""
-    attributes = {"table": spec.name, "op": op, "phase": phase, "policy": policy}
-    return write_numbered(op, "kvjax_evict", WORD, version, *batch.values, **attributes)
+    return _evict(spec, op, phase, version, batch, policy, WORD, dry_run=False)
+
+
+def count_victims(
+    spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch, policy: str, parts: int
+) -> jax.Array:
+    """A dry run of `evict`, which makes no version.
+
+    Returns:
+      How many rows each part of the policy chooses, ``(parts,)`` uint32.
+    """
+    if phase in ("plan", "propose"):
+        return _evict(spec, op, phase, version, batch, policy, WORD, dry_run=True)
+    results = WORD, array((parts,), jnp.uint32)
+    return _evict(spec, op, phase, version, batch, policy, results, dry_run=True)[1]
+
+
+def _evict(
+    spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch, policy: str, results: Any, dry_run: bool
+) -> Any:
+    attributes = {"table": spec.name, "op": op, "phase": phase, "policy": policy, "dry_run": flag(dry_run)}
+    return write_numbered(op, "kvjax_evict", results, version, *batch.values, **attributes)
 
 
 def clear(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:

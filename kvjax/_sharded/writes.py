@@ -55,6 +55,16 @@ def evict(spec: TableSpec, op: str, version: jax.Array, policy: str, step: jax.A
     return _write(writes.evict, spec, op, version, None, (step,), policy=policy)
 
 
+def count_victims(spec: TableSpec, op: str, version: jax.Array, policy: str, parts: int, step: jax.Array) -> jax.Array:
+    """How many rows of all shards each part of the policy would choose, ``(parts,)`` uint32; the version stays."""
+    return _write(_count_victims, spec, op, version, None, (step,), policy=policy, parts=parts)
+
+
+def _count_victims(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch, **options: Any) -> jax.Array:
+    counts = writes.count_victims(spec, op, phase, version, batch, **options)
+    return jax.lax.psum(counts, spec.mesh_placement.axes) if phase == "commit" and spec.num_shards > 1 else counts
+
+
 def clear(spec: TableSpec, version: jax.Array, op: str) -> jax.Array:
     """op: "clear" or "clear_slots"."""
     return _write(writes.clear, spec, op, version, None, ())
@@ -168,6 +178,6 @@ def _makes_space(spec: TableSpec, op: str) -> bool:
     return operation.evicts or (operation.makes_rows and spec.max_capacity is not None)
 
 
-def settle(version: jax.Array) -> jax.Array:
-    """The next version, which is the same on all devices, as a value that JAX knows to be so."""
-    return mesh.agreed(version) if varies(version) else version
+def settle(result: jax.Array) -> jax.Array:
+    """What a write gives, as the next version, which is the same on all devices, as a value that JAX knows to be so."""
+    return mesh.agreed(result) if varies(result) else result

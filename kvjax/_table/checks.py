@@ -91,10 +91,11 @@ def version_on_host(table: Handle, op: str) -> int:
     return number
 
 
-def check_on_host(table: Handle, op: str) -> None:
-    """Whether a call on the whole table stands where it can: outside ``jit``, and outside a loss."""
+def check_on_host(table: Handle, op: str, *others: Any) -> None:
+    """Whether a call on the whole table, with `others` as its arguments, stands where it can: outside ``jit``, and
+    outside a loss."""
     check_outside_a_loss(table, op)
-    if isinstance(table.version, Tracer):
+    if any(isinstance(x, Tracer) for x in (table.version, *others)):
         raise fail(
             TypeError, table.name, op, "a call outside jit and outside a loss", "one inside",
             "whole tables and their numbers are of the host: take them between steps",

@@ -46,8 +46,9 @@ class Whole(Handle):
         Args:
           all_processes: count the rows of the whole table instead. All processes of its mesh must ask together.
           by: "shard" for the number of rows of each shard, which shows how evenly a partitioner distributes keys. To
-            count rows that pass some rule, use `export` with a `kvjax.Prune` and dry_run, which copies the table, or
-            `kvjax.checkpoint.prune` on a checkpoint, which does not; `stats` counts keys that wait for a row.
+            count rows of some kind, use `evict` with a policy and dry_run, or `export` with a `kvjax.Prune` and
+            dry_run, which copies the table; `kvjax.checkpoint.prune` counts those of a checkpoint, and `stats` keys
+            that wait for a row.
 
         Returns:
           The number of rows; with ``by="shard"`` a dict of such numbers by the number of the shard.
@@ -68,7 +69,7 @@ class Whole(Handle):
         if by == "shard":
             return contents.rows_by_shard(self, all_processes)
         if by is not None:
-            mend = "count rows of some kind by table.export(kvjax.Prune(min_frequency=2), dry_run=True)"
+            mend = "count rows of some kind by table.evict(kvjax.evict.MinFrequency(2), dry_run=True)"
             raise fail(ValueError, self.name, "size", "by='shard' or None", repr(by), mend)
         return contents.total_rows(self) if all_processes else contents.num_rows(self, self.spec.kept)
 

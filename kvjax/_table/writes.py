@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.sparse_rows import SparseRows
@@ -15,7 +16,7 @@ from kvjax._sharded import writes
 from kvjax._sharded.mesh import elements
 from kvjax._spec.unsupported import check_evict
 from kvjax._table.behind import warn_if_behind, warn_of_write
-from kvjax._table.checks import keys_for, version_to_write
+from kvjax._table.checks import check_on_host, keys_for, version_on_host, version_to_write
 from kvjax._table.given_rows import given_rows
 from kvjax._table.handle import Handle, after_write
 from kvjax._table.reads import Query, lookup
@@ -269,18 +270,32 @@ class Writes(Handle):
         """
         return _write_keys(self, "remove", keys_for(self, keys, "remove"))
 
-    def evict(self, policy: Policy, step: ArrayLike | None = None) -> Self:
+    @overload
+    def evict(self, policy: Policy, step: ArrayLike | None = None, dry_run: Literal[False] = False) -> Self: ...
+
+    @overload
+    def evict(self, policy: Policy, step: ArrayLike | None = None, *, dry_run: Literal[True]) -> dict[str, int]: ...
+
+    @overload
+    def evict(self, policy: Policy, step: ArrayLike | None = None, dry_run: bool = False) -> Self | dict[str, int]: ...
+
+    def evict(self, policy: Policy, step: ArrayLike | None = None, dry_run: bool = False) -> Self | dict[str, int]:
         """Removes the rows that a policy chooses, with their slots, frequency and version.
 
         Args:
           policy: one of `kvjax.evict`, or several combined.
           step: integer or ``()`` integer array, from which ages are counted; by default the table's last step.
+          dry_run: only count the rows, outside of ``jit``. The table is not copied, and no sink is called. Of a table
+            over several processes, all of them ask together.
 
         Returns:
-          The next handle. `stats` counts the rows, and a sink (`on_evict`) gets them.
+          The next handle. `stats` counts the rows, and a sink (`on_evict`) gets them. With dry_run a dict of how many
+          rows of the whole table would go, by the part of the policy that chooses them first, as ``stats().evicted``
+          would count them; a part that chooses none has 0.
 
         Raises:
           TypeError, ValueError: it is not a policy, or one that only works for a table that is full.
+          TypeError: dry_run inside ``jit``.
           RuntimeError, ValueError: the handle is stale, or a sink or score function has failed; the table is as it was.
 
         Example:
@@ -289,6 +304,8 @@ class Writes(Handle):
           >>> table = table.evict(kvjax.evict.MinNorm(1.5) & kvjax.evict.MaxAge(10), step=11)
           >>> sorted(table.export().keys.tolist()), table.stats().evicted
           ([2, 3], {'MinNorm(1.5) & MaxAge(10)': 2})
+          >>> table.evict(kvjax.evict.MinFrequency(1) | kvjax.evict.LeastRecent(1), dry_run=True), len(table)
+          ({'MinFrequency(1)': 2, 'LeastRecent(1)': 0}, 2)
           >>> kvjax.drop_table("doc_evict")
         """
         if not isinstance(policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
@@ -300,7 +317,7 @@ class Writes(Handle):
             raise fail(ValueError, self.name, "evict", "a number of rows", repr(policy), "give n: LeastRecent(100)")
         if policy.reads_rows():
             warn_if_behind(self, "evict")
-        return _evict(self, "evict", policy.text(), step)
+        return _victims(self, policy, step) if dry_run else _evict(self, "evict", policy.text(), step)
 
     def restrict(self, n: int, by: Literal["version", "frequency"] = "version") -> Self:
         """Keeps n rows: those that were written last, or whose keys occurred most often. Pinned rows stay.
@@ -449,3 +466,16 @@ def _evict(table: H, op: str, policy: str, step: Any) -> H:
     check_evict(table.spec, op)
     version = version_to_write(table, op)
     return after_write(table, op, writes.evict(table.spec, op, version, policy, step_words(step, table.name, op)))
+
+
+def _victims(table: Handle, policy: Policy, step: Any) -> dict[str, int]:
+    check_evict(table.spec, "evict")
+    check_on_host(table, "evict", step)
+    version_on_host(table, "evict")
+    version, reasons = version_to_write(table, "evict"), policy.reasons()
+    words = step_words(step, table.name, "evict")
+    counts = writes.count_victims(table.spec, "evict", version, policy.text(), len(reasons), words)
+    totals = dict.fromkeys(reasons, 0)
+    for reason, rows in zip(reasons, np.asarray(counts).tolist(), strict=True):  # some may be the same
+        totals[reason] += rows
+    return totals

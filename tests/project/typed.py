@@ -73,6 +73,8 @@ def reads(table: kvjax.Table, keys: jax.Array, wants_found: bool):
 
 def writes(table: kvjax.Table, keys: jax.Array, grads: kvjax.SparseRows):
     assert_type(table.upsert([1, 2], [[1.0], [2.0]]).remove(keys).clear(), kvjax.Table)
+    assert_type(table.evict(kvjax.evict.MaxAge(5)), kvjax.Table)
+    assert_type(table.evict(kvjax.evict.MaxAge(5), dry_run=True), dict[str, int])
     table.upsert(keys)  # pyright: ignore[reportCallIssue]
     table.restrict(3, by="size")  # pyright: ignore[reportArgumentType]
     table, state = table.apply(optax.adam(0.1), grads)

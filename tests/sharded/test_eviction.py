@@ -41,8 +41,12 @@ def alike(one, sharded):
 def test_policies_by_hand(shards, policy, make, mesh):
     one, sharded = (filled(t) for t in both(make, mesh, shards, dim=2))
     for step in (None, 8):
+        dry = one.evict(policy, step, dry_run=True)
+        assert sharded.evict(policy, step, dry_run=True) == dry
+        rows = len(one)
         one, sharded = one.evict(policy, step), sharded.evict(policy, step)
         alike(one, sharded)
+        assert rows - len(one) == sum(dry.values())
 
 
 @pytest.mark.parametrize("shards", few([2, 8]))
@@ -91,6 +95,13 @@ def test_training_at_capacity(shards, options, make, mesh):
             alike(one, jax.block_until_ready(sharded))
 
 
+def dry_run(table, keys):
+    assert table.evict(evict.MinFrequency(1) | evict.LeastRecent(3), dry_run=True).keys() == {
+        "MinFrequency(1)", "LeastRecent(3)",
+    }  # fmt: skip
+    return table
+
+
 WRITES = {
     "apply": lambda t, keys: train(t, keys),
     "upsert": lambda t, keys: t.upsert(keys, np.ones((len(keys), 1))),
@@ -102,6 +113,7 @@ WRITES = {
     "remove": lambda t, keys: t.remove(keys[:3]),
     "assign": lambda t, keys: t.assign(keys, np.zeros((len(keys), 1))),
     "evict": lambda t, keys: t.evict(evict.LeastFrequent(3) & ~evict.LeastRecent(2)),
+    "a dry run": dry_run,
     "restrict": lambda t, keys: t.restrict(9, "frequency"),
     "apply to others": lambda t, keys: train(t, keys + 7),
 }
@@ -182,6 +194,9 @@ def test_copies_choose_alone_and_alike(make, mesh):
         one, copied, grid = (jax.block_until_ready(train(t, keys)) for t in (one, copied, grid))
         alike(one, copied)
         alike(one, grid)
+        policy = evict.MaxAge(1) | evict.LeastFrequent(2)
+        dry = one.evict(policy, dry_run=True)
+        assert copied.evict(policy, dry_run=True) == grid.evict(policy, dry_run=True) == dry
     assert len(gone[0]) > 9 and sorted(gone[0]) == sorted(gone[1]) == sorted(gone[2])
 
 
@@ -211,6 +226,22 @@ def test_sinks_get_each_row_once(shards, make, mesh):
         keys = np.random.default_rng(seed).integers(0, 60, 14)
         one, sharded = train(one, keys), jax.block_until_ready(train(sharded, keys))
     assert len(got["one"]) > 20 and sorted(got["one"]) == sorted(got["sharded"])
+
+
+def test_a_dry_run_changes_nothing_on_any_shard(make, mesh):
+    def score(rows):
+        if 3 in rows.keys.tolist():
+            raise RuntimeError("not key 3")
+        return rows.keys
+
+    table = filled(make(1, mesh=mesh(4))).on_evict(lambda *rows: 1 / 0)  # is not called
+    before, stats = table.export(slots=True), table.stats()
+    with pytest.raises(REFUSED, match="not key 3"):
+        table.evict(evict.MinScore(5, score), dry_run=True)
+    assert table.evict(evict.LeastRecent(7), dry_run=True) == {"LeastRecent(7)": 7}
+    same_rows(before, table.export(slots=True))
+    assert table.stats() == stats and int(table.version) == int(table.refresh().version)
+    assert len(table.on_evict(None).evict(evict.LeastRecent(7))) == len(before) - 7
 
 
 @pytest.mark.parametrize(
@@ -341,8 +372,12 @@ def choose_together(devices, n):
         jax.block_until_ready(table.restrict(1))
     table = table.refresh()
     assert rows(table) == before
+    dry = table.evict(POLICY, dry_run=True)
     table = jax.block_until_ready(table.on_evict(None).restrict(9))
-    print(json.dumps({"before": before, "gone": gone, "after": rows(table)}))
+    print(json.dumps({"before": before, "gone": gone, "dry": dry, "after": rows(table)}))
+
+
+POLICY = evict.MinFrequency(3) | evict.LeastRecent(4)
 
 
 def _batches():
@@ -363,4 +398,5 @@ def test_processes_choose_together(make):
 
     assert all_of("before") == sorted(one.export().keys.tolist())
     assert all_of("gone") == sorted(gone)
+    assert [t["dry"] for t in told] == [one.evict(POLICY, dry_run=True)] * 2
     assert all_of("after") == sorted(one.restrict(9).export().keys.tolist())

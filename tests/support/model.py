@@ -162,6 +162,12 @@ class Model:
         step = self.last_step if step is None else step
         self.take(chosen_rows(policy, candidates, step, 0))
 
+    def victims(self, policy, step=None):
+        """What a dry run of `evict` says: rows by the part of the policy that chooses them."""
+        step = self.last_step if step is None else step
+        reasons = Counter(reason for _, reason in chosen_rows(policy, self.candidates(), step, 0))
+        return {repr(part): reasons[repr(part)] for part in policy.alternatives()}
+
     def restrict(self, n, by):
         order = sorted(self.candidates(), key=lambda k: (getattr(self.rows[k], by), mix(k)))
         self.take([(k, "restrict") for k in order[: max(len(self.rows) - n, 0)]])

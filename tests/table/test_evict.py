@@ -1,5 +1,7 @@
 """Eviction: which rows are removed when a table is full, when a policy runs by itself, and by hand."""
 
+from collections import Counter
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from kvjax import evict
 from tests.support.eviction import POLICIES, REFUSED, filled, many, train
 from tests.support.marks import few, slow, wide_is_slow
 from tests.support.policies import chosen_rows
-from tests.support.tables import finished
+from tests.support.tables import finished, same_rows
 
 
 class Seen:
@@ -36,6 +38,10 @@ def test_policies(policy, compiled, make, x64):
         before = contents(table)
         going = chosen_rows(policy, before, table.stats().last_step if step is None else step, 0)
         gone = sum(table.stats().evicted.values())
+        if not compiled:
+            reasons = Counter(reason for _, reason in going)
+            want = {repr(part): reasons[repr(part)] for part in policy.alternatives()}
+            assert table.evict(policy, step, dry_run=True) == want
         table = (jax.jit(lambda t, s=step: t.evict(policy, s)) if compiled else lambda t, s=step: t.evict(policy, s))(
             table
         )
@@ -47,6 +53,41 @@ def test_reasons_are_the_alternatives(make):
     table = filled(make(2)).evict(evict.MaxAge(3) | evict.MinFrequency(2) & ~evict.MinNorm(0.1))
     assert set(table.stats().evicted) == {"MaxAge(3)", "MinFrequency(2) & ~MinNorm(0.1)"}
     assert table.stats().flat()["evicted/MaxAge(3)"] > 0
+
+
+def test_a_dry_run_counts_and_changes_nothing(make):
+    table = filled(make(2)).pin(np.array([3]))
+    table.on_evict(lambda *rows: 1 / 0)  # is not called
+    before, stats, version = table.export(slots=True), table.stats(), int(table.version)
+    policy = evict.MinFrequency(2) | evict.MinFrequency(2) | evict.MaxAge(10**6)
+    dry = table.evict(policy, dry_run=True)
+    assert dry == {"MinFrequency(2)": int((before.freqs[before.keys != 3] < 2).sum()), "MaxAge(1000000)": 0}
+    assert table.evict(policy, np.int64(10**7), dry_run=True)["MaxAge(1000000)"] == 39 - dry["MinFrequency(2)"]
+    same_rows(before, table.export(slots=True))
+    assert table.stats() == stats and int(table.version) == int(table.refresh().version) == version
+    table = table.on_evict(None).evict(policy)
+    assert table.stats().evicted == {"MinFrequency(2)": dry["MinFrequency(2)"]}
+    assert table.evict(policy, dry_run=True) == {"MinFrequency(2)": 0, "MaxAge(1000000)": 0}
+    assert make(1).evict(policy, dry_run=True) == {"MinFrequency(2)": 0, "MaxAge(1000000)": 0}
+
+
+def test_a_dry_run_that_is_refused(make):
+    table = filled(make(1))
+    later = table.restrict(30)
+    with pytest.raises((RuntimeError, *REFUSED), match=r"evict: want .*version"):
+        table.evict(evict.MaxAge(1), dry_run=True)
+    with pytest.raises(TypeError, match="evict: want a call outside jit"):
+        jax.jit(lambda t: t.evict(evict.MaxAge(1), dry_run=True))(later)
+    with pytest.raises(TypeError, match="evict: want a call outside jit"):
+        jax.jit(lambda step: later.evict(evict.MaxAge(1), step, dry_run=True))(3)
+    with pytest.raises(ValueError, match=r"live"):
+        later.live().evict(evict.MaxAge(1), dry_run=True)
+    with pytest.raises(ValueError, match="want a number of rows"):
+        later.evict(evict.LeastRecent(), dry_run=True)
+    with pytest.raises(REFUSED, match="division by zero"):
+        later.evict(evict.LowestScore(3, lambda rows: 1 / 0), dry_run=True)
+    assert later.evict(evict.LeastRecent(31), dry_run=True) == {"LeastRecent(31)": 30}
+    assert len(later.evict(evict.LeastRecent(1))) == 29
 
 
 def test_what_survives_does_not_depend_on_the_order_of_arrival(make):

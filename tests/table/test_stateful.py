@@ -182,6 +182,10 @@ class TableMachine(RuleBasedStateMachine):
     def evict(self, policy, step):
         self.both(lambda: self.table.evict(policy, step), lambda: self.model.evict(policy, step))
 
+    @rule(policy=POLICY, step=STEP)
+    def evict_in_a_dry_run(self, policy, step):
+        assert self.table.evict(policy, step, dry_run=True) == self.model.victims(policy, step)
+
     @rule(policy=POLICY)
     def sink_fails(self, policy):
         def fail(*rows):

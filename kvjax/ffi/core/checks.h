@@ -43,6 +43,12 @@ inline size_t SlotOffset(std::string_view table, const SlotLayout& layout, std::
   return 0;
 }
 
+/// Whether a dry run is asked for a count of each part of its policy.
+inline void CheckParts(std::string_view table, size_t parts, size_t asked) {
+  if (parts == asked) return;
+  throw OperandError(table, "evict", "counts of " + std::to_string(parts) + " parts", std::to_string(asked));
+}
+
 /// Refuses rows that no table can take over.
 inline void CheckLoad(const TableSpec& spec, const LoadHead& head) {
   if (spec.max_capacity > 0 && head.rows > spec.max_capacity && spec.on_full != OnFull::kGrow) {

@@ -112,14 +112,17 @@ struct AccumOperands {
   uint32_t* next = nullptr;           // out ()
 };
 
-/// op: evict or restrict.
+/// op: evict or restrict. A dry run removes nothing, and the next version is the one that there is.
 struct EvictOperands {
   Op op = Op::kEvict;
   Phase phase = Phase::kWhole;
   const uint32_t* version = nullptr;  // ()
   Policy policy = {};
   const int64_t* step = nullptr;  // (), below 0 for the table's last
-  uint32_t* next = nullptr;       // out ()
+  bool dry_run = false;
+  uint32_t* next = nullptr;    // out ()
+  uint32_t* counts = nullptr;  // of a dry run, once it is more than planned: out (parts,)
+  size_t parts = 0;            // of the policy
 };
 
 /// op: clear or clear_slots.

@@ -85,7 +85,10 @@ struct Cpu : CpuBags, CpuSharded {
     });
   }
   static void Evict(Exec& pool, Table& t, const EvictOperands& o) {
-    *o.next = t.Evict(On(pool), Name(o.op), {*o.version, o.phase, Name(o.op)}, o.policy, Load64(o.step));
+    const int64_t step = Load64(o.step);
+    *o.next = o.dry_run ? t.CountVictims(On(pool), {*o.version, o.phase, "dry run"}, o.policy, step,
+                                         {o.counts, o.parts})
+                        : t.Evict(On(pool), Name(o.op), {*o.version, o.phase, Name(o.op)}, o.policy, step);
   }
   static void Clear(Exec&, Table& t, const ClearOperands& o) {
     const Call call(*o.version, o.phase, Name(o.op));

@@ -61,6 +61,7 @@ struct Planned {
   bool blank = true;
   std::optional<Policy> policy = std::nullopt;  // of an eviction by hand, which has no rows to come
   int64_t step = 0;
+  bool dry_run = false;           // whose victims are only counted
   bool ready = false;             // to be committed
   std::string_view call_op = "";  // of the call that has planned it, as is n
   size_t n = 0;

@@ -120,7 +120,7 @@ inline std::optional<Tally> Table::AskOrPrepare(const ParallelFor& parallel, boo
   space_.reset();
   if (!step_.plan) {
     const InitialRows initial{planned_->initial.data(), planned_->initial.size() / row_bytes()};
-    in_.Prepare(parallel, spec_, planned_->op, planned_->change, initial, planned_->blank);
+    PrepareWrite(parallel, *planned_, initial);
     planned_->ready = true;
     return std::nullopt;
   }

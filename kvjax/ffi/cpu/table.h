@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -117,6 +118,10 @@ class Table {
   /// Removes what the policy chooses; a negative `step` stands for the table's last.
   uint32_t Evict(const ParallelFor& parallel, std::string_view op, Call call, const Policy& policy,
                  int64_t step);
+  /// What Evict would do, which is not done: how many rows each part of the policy chooses. The next version
+  /// is the one that there is.
+  uint32_t CountVictims(const ParallelFor& parallel, Call call, const Policy& policy, int64_t step,
+                        std::span<uint32_t> counts);
 
   /// Removes every row and what is known of keys without one, and gives the memory back.
   uint32_t Clear(Call call);
@@ -322,6 +327,11 @@ class Table {
   template <class MakePlan>
   std::optional<Planned> PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
                                   InitialRows initial, bool blank, MakePlan make);
+  /// Does all that can fail of a write whose victims are known.
+  void PrepareWrite(const ParallelFor& parallel, Planned& write, InitialRows initial);
+  /// An eviction by hand.
+  [[nodiscard]] Planned Evicting(const ParallelFor& parallel, const Call& call, const Policy& policy,
+                                 int64_t step, bool dry_run);
   /// A row for every key.
   [[nodiscard]] Planned Entering(const ParallelFor& parallel, Call call, KeySpan keys) const {
     return {.version = call.version, .change = in_.Enter(parallel, keys)};

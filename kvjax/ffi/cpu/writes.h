@@ -2,6 +2,8 @@
 #pragma once
 #include <array>
 #include <functional>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "kvjax/ffi/core/copy.h"
@@ -21,7 +23,7 @@ std::optional<Planned> Table::PlanRows(const ParallelFor& parallel, Call call, s
     }
     SpaceMaker space(in_.source(spec_), op, planned.change, Alone(planned.change), in_.last_step, true);
     space.Make(parallel, /*due=*/false);
-    in_.Prepare(parallel, spec_, op, planned.change, initial, blank);
+    PrepareWrite(parallel, planned, initial);
     return planned;
   });
 }
@@ -171,19 +173,44 @@ inline uint32_t Table::Remove(Call call, KeySpan keys) {
 inline uint32_t Table::Evict(const ParallelFor& parallel, std::string_view op, Call call,
                              const Policy& policy, int64_t step) {
   const auto lock = Write(call.version, op, {});
-  if (step < 0) step = in_.last_step;
-  const auto planned = Plan(call, [&] {
-    Planned evicting{.version = call.version, .change = {}, .op = "evict", .policy = policy, .step = step};
-    if (call.phase == Phase::kPropose) return evicting;
-    SpaceMaker(in_.source(spec_), "evict", evicting.change, Alone(evicting.change), step, true)
-        .Evict(parallel, policy);
-    in_.Prepare(parallel, spec_, "evict", evicting.change, {}, /*blank=*/true);
-    return evicting;
-  });
+  const auto planned = Plan(call, [&] { return Evicting(parallel, call, policy, step, /*dry_run=*/false); });
   if (!planned) return 0;
   in_.Commit(planned->change);
   in_.Compact();
   return gate_.Next();
+}
+
+inline uint32_t Table::CountVictims(const ParallelFor& parallel, Call call, const Policy& policy,
+                                    int64_t step, std::span<uint32_t> counts) {
+  const auto lock = Write(call.version, "evict", {});  // it may list rows by their order
+  const auto plan = [&] { return Evicting(parallel, call, policy, step, /*dry_run=*/true); };
+  // As a read, it ends no step that is under way.
+  const auto planned = call.phase == Phase::kWhole ? std::optional(plan()) : Plan(call, plan);
+  if (!planned) return 0;
+  const auto& leaving = planned->change.leaving;
+  CheckParts(spec_.name, leaving.size(), counts.size());
+  for (size_t part = 0; part < counts.size(); ++part)
+    counts[part] = static_cast<uint32_t>(leaving[part].second.size());
+  return call.version;
+}
+
+inline void Table::PrepareWrite(const ParallelFor& parallel, Planned& write, InitialRows initial) {
+  if (!write.dry_run) in_.Prepare(parallel, spec_, write.op, write.change, initial, write.blank);
+}
+
+inline Planned Table::Evicting(const ParallelFor& parallel, const Call& call, const Policy& policy,
+                               int64_t step, bool dry_run) {
+  Planned evicting{.version = call.version,
+                   .change = {},
+                   .op = "evict",
+                   .policy = policy,
+                   .step = step < 0 ? in_.last_step : step,
+                   .dry_run = dry_run};
+  if (call.phase == Phase::kPropose) return evicting;
+  SpaceMaker(in_.source(spec_), "evict", evicting.change, Alone(evicting.change), evicting.step, true)
+      .Evict(parallel, policy);
+  PrepareWrite(parallel, evicting, {});
+  return evicting;
 }
 
 inline uint32_t Table::Clear(Call call) {

@@ -28,6 +28,14 @@ struct ListVictims {
     out[Add(*n, 1u)] = {entry.key, cell, entry.row, reason};
   }
 };
+/// Counts the victims by reason.
+struct CountVictim {
+  uint32_t* counts;
+
+  KVJAX_HD void operator()(size_t, uint64_t, const IndexView::Entry&, uint32_t reason) const {
+    Add(counts[reason], 1u);
+  }
+};
 /// Lists the rows that may be evicted.
 template <class Q>
 void ListEvictable(Q& q, ChoiceView v, ListedRow* out, uint32_t* n) {
@@ -108,17 +116,27 @@ void DeviceTable<Q>::EvictForSpace(const Entering& e, const EnterView& entering,
 template <class Q>
 void DeviceTable<Q>::Evict(Q& q, const EvictOperands& o) {
   const Entered entered(*this, q, o.op);
+  if (o.dry_run) (void)ExpectNow(q, o.op, o.version);  // its counts are read at once
   const CallView call = View(o.op, o.version);
-  DevicePolicy<Q> asked(q, o.policy, [&](const std::string& reason) { return NumberOf(q, reason); });
+  if (o.dry_run) CheckParts(spec_.name, o.policy.size(), o.parts);
+  uint32_t part = 0;  // of a dry run, which leaves no reason behind
+  DevicePolicy<Q> asked(q, o.policy,
+                        [&](const std::string& reason) { return o.dry_run ? part++ : NumberOf(q, reason); });
   BeginWrite(q, call);
   {
     const Choosing choosing(*this, q, call, asked);
     DecideEvict(q, choosing.view, reinterpret_cast<const uint32_t*>(o.step));
     KeepRows(q, choosing.view, nullptr, nullptr, 0);
     Ask(q, choosing, asked, Choice::kPolicy);
-    Leave(q, choosing);
+    if (o.dry_run) {
+      FillWords(q, o.counts, o.parts, 0);
+      EachVictim(q, choosing.view, CountVictim{o.counts});
+    } else {
+      Leave(q, choosing);
+    }
   }
   asked.Retire(q);
+  if (o.dry_run) return q.Copy(o.next, o.version, sizeof(uint32_t));
   End(q, call, 0, o.next);
 }
 

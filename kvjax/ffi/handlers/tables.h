@@ -160,7 +160,7 @@ ffi::Error Accum(typename B::Exec& exec, Decoder& in) {
   });
 }
 
-/// policy: as Policy::Parse reads it.
+/// policy: as Policy::Parse reads it. A dry run has a second result, how many rows each part of it chooses.
 template <Backend B>
 ffi::Error Evict(typename B::Exec& exec, Decoder& in) {
   const Op op = OpOf(in);
@@ -170,6 +170,11 @@ ffi::Error Evict(typename B::Exec& exec, Decoder& in) {
     // Shards that choose together have the choice in their plans, and a commit must not need memory.
     if (phase != Phase::kCommit || !EvictingBackend<B>) o.policy = Policy::Parse(in.Text("policy"));
     o.step = in.In<int64_t>("step (2,)", 1);
+    o.dry_run = in.Flag("dry_run");
+    if (o.dry_run && !Plans(phase)) {
+      const Array1<uint32_t> counts = in.OutAll<uint32_t>("counts (parts,)");
+      o.counts = counts.data, o.parts = counts.n;
+    }
     B::Evict(in.Done(exec), *table, o);
   });
 }

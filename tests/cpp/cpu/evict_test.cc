@@ -157,6 +157,8 @@ TEST(EachWordChoosesWhatBruteForceDoes) {
       Set left = table.KeySet();
       for (const uint64_t key : victims) CHECK_EQ(left.erase(key), 1u);
       const uint32_t version = table.version();
+      CHECK_EQ(table.Victims("why\n" + formula, step).at(0), victims.size());
+      CHECK_EQ(table.version(), version);
       table.Evict("why\n" + formula, step);
       if (table.KeySet() != left) std::cerr << formula << " of " << rows.size() << " rows: ";
       CHECK(table.KeySet() == left);
@@ -165,6 +167,16 @@ TEST(EachWordChoosesWhatBruteForceDoes) {
           [&](const kvjax::Contents& c) { CHECK_EQ(c.counters.evicted.at("why"), victims.size()); });
     }
   }
+}
+
+TEST(ADryRunEndsNoStep) {
+  Live table(2);
+  table.Ensure({1, 2, 3});
+  table.Open({2, 7}, {1, 1});
+  CHECK_EQ(table.Victims("why\nleast_recent:2").at(0), 2u);
+  table.End();
+  CHECK(table.KeySet() == (Set{1, 2, 3, 7}));
+  table.Observe([](const kvjax::Contents& c) { CHECK(c.counters.evicted.empty()); });
 }
 
 TEST(ScoresAreDoubles) {

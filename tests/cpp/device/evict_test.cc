@@ -1,4 +1,6 @@
 // Eviction from the device table, against the CPU's: the same rows for the same reasons, to the last tie.
+#include <numeric>
+
 #include "tests/cpp/support/pair.h"
 
 namespace device_evict {
@@ -49,8 +51,13 @@ void Fill(Pair& pair, const Snapshot& rows) {
 }
 void Evict(Pair& pair, const std::string& policy, int64_t step = -1) {
   const int before = pair.refusals;
+  const size_t rows = pair.cpu.KeySet().size(), shown = pair.sunk[0].size() + pair.sunk[1].size();
+  const std::vector<uint32_t> dry = pair.cpu.Victims(policy, step);
+  CHECK(dry == pair.gpu.Victims(policy, step));
+  CHECK_EQ(pair.sunk[0].size() + pair.sunk[1].size(), shown);  // no sink sees a dry run
   pair.Both([&] { pair.cpu.Evict(policy, step); }, [&] { pair.gpu.Prune(policy, step); });
   CHECK_EQ(pair.refusals, before);
+  CHECK_EQ(rows - pair.cpu.KeySet().size(), std::accumulate(dry.begin(), dry.end(), size_t{0}));
 }
 
 TEST(PoliciesByHand) {

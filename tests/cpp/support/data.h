@@ -196,6 +196,12 @@ struct Live : kvjax::Table {
   void Evict(const std::string& policy, int64_t step = -1) {
     Table::Evict(kvjax::Serial, "evict", version(), kvjax::Policy::Parse(policy), step);
   }
+  std::vector<uint32_t> Victims(const std::string& policy, int64_t step = -1) {
+    const kvjax::Policy parsed = kvjax::Policy::Parse(policy);
+    std::vector<uint32_t> counts(parsed.size());
+    CountVictims(kvjax::Serial, version(), parsed, step, counts);
+    return counts;
+  }
   void Pin(const Keys& keys) { Table::Pin(kvjax::Serial, version(), Span(keys), {}); }
   void Restore(const kvjax::SnapshotView& rows, const kvjax::AdmissionState& admission = {}) {
     CommitLoad(Ready<kvjax::Table>(*this, version(), rows, admission));

@@ -189,6 +189,16 @@ class Device : public kvjax::device::DeviceTable<Q> {
                   {.version = version, .policy = kvjax::Policy::Parse(policy), .step = &step, .next = next});
     });
   }
+  std::vector<uint32_t> Victims(const std::string& policy, int64_t step = -1) {
+    kvjax::EvictOperands o{.policy = kvjax::Policy::Parse(policy), .step = &step, .dry_run = true};
+    std::vector<uint32_t> counts(o.policy.size());
+    uint32_t next = 0;
+    o.version = &handle, o.next = &next, o.counts = counts.data(), o.parts = counts.size();
+    this->Evict(q, o);
+    q.Wait();
+    if (next != handle) throw std::logic_error("a dry run has made a version");
+    return counts;
+  }
   void Empty() {
     Write([&](auto* version, auto* next) { this->Clear(q, {.version = version, .next = next}); });
   }
