@@ -14,7 +14,7 @@ from kvjax._sharded.processes import allgather, together
 from kvjax._spec.spec import TableSpec
 from kvjax._table.checks import version_on_host
 from kvjax._table.handle import Handle
-from kvjax._table.newest import of_newest
+from kvjax._table.live import of_newest
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.integers import as_int64

@@ -22,12 +22,13 @@ from kvjax._table.checks import (
     check_without_a_view,
     version_to_read,
 )
-from kvjax._table.handle import Handle, live_version
+from kvjax._table.handle import Handle
+from kvjax._table.live import live_version
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 
 
-class Handles(Handle):
+class DerivedHandles(Handle):
     """The calls of `kvjax.Table` that give another handle and leave the rows alone."""
 
     __slots__ = ()

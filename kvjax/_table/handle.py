@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any, NoReturn, Self, TypeVar
 
 import jax
-import numpy as np
 from jax.core import Tracer
 
 from kvjax._keys.opaque import are_words, is_array, is_fresh, is_opaque, opaque, uncast, words_in
@@ -211,44 +209,3 @@ def wait(table: Handle) -> None:
     """Waits for the writes that lead to a handle; one that has failed says so where its result is used."""
     with contextlib.suppress(ValueError, RuntimeError):  # also of a handle that was donated
         jax.block_until_ready(table.version)
-
-
-def live_version(spec: TableSpec) -> jax.Array:
-    """The live version of the table that `spec` names, once the writes that have been started are done.
-
-    Raises:
-      RuntimeError: a write has stopped half-way, so that the table is at no version.
-    """
-    check_process(spec.name, "get_table")
-    at_exit.wait_for_programs()
-    versions, since = _versions(spec), time.monotonic()
-    while len(set(versions)) > 1:  # of a write that another thread has started, they move on
-        before, versions = versions, _versions(spec)
-        if versions != before:
-            since = time.monotonic()
-        elif time.monotonic() - since > _PATIENCE:
-            raise fail(
-                RuntimeError, spec.name, "refresh", "shards of one version", f"versions {sorted(set(versions))}",
-                "a write has stopped half-way: kvjax.drop_table(name) and restore the last checkpoint",
-            )  # fmt: skip
-        time.sleep(1e-4)
-    return version_leaf(spec, versions[0])
-
-
-_PATIENCE = 10.0
-"""Seconds for which shards have to stay at different versions, before a write has stopped half-way."""
-
-
-def _versions(spec: TableSpec) -> list[int]:
-    return [spec.host.version(spec.name, shard) for shard in spec.shards]
-
-
-def version_leaf(spec: TableSpec, version: int) -> jax.Array:
-    """A version as the leaf of a handle: on all devices of the table.
-
-    NumPy's where that will do: it starts no backend, so tables may be made before ``jax.distributed.initialize``.
-    """
-    if spec.placement is None or jax.process_count() == 1:
-        leaf: Any = np.asarray(version, np.uint32)
-        return leaf
-    return jax.make_array_from_callback((), spec.placement.everywhere, lambda _: np.uint32(version))

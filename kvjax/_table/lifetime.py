@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import errno
+import operator
 import os
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +17,6 @@ from kvjax._spec.native import native_options, native_shards
 from kvjax._spec.spec import TableSpec
 from kvjax._table.at_exit import forget, wait_for_programs, wait_for_results
 from kvjax._values.errors import fail, meant
-from kvjax._values.in_one_go import in_one_go
 from kvjax.ffi import forget_failures, set_process
 from kvjax.storage import Mmap
 
@@ -145,3 +146,9 @@ def _number_failures(spec: TableSpec) -> None:
     """Failures that shards tell each other have numbers, which differ from process to process."""
     if spec.placement is not None:
         set_process(jax.process_index())
+
+
+def in_one_go(*calls: Callable[[], object]) -> None:
+    """Calls one after the other, up to the first that fails. Python runs handlers of signals only in its own code, so
+    none, of which an exception may be raised, runs between calls of C: functions of our C++ side, methods of dicts."""
+    collections.deque(map(operator.call, calls), maxlen=0)  # a loop in C

@@ -18,8 +18,8 @@ from kvjax._table.behind import OneStepCheck, note_loaded
 from kvjax._table.checks import version_on_host
 from kvjax._table.contents import check_capacity, sum_of_hashes
 from kvjax._table.frozen import freeze_rows
-from kvjax._table.handle import Handle, version_leaf
-from kvjax._table.newest import of_newest
+from kvjax._table.handle import Handle
+from kvjax._table.live import of_newest, version_leaf
 from kvjax._values.errors import fail, warn
 from kvjax._values.exported import SLOT, Exported, check_keys
 from kvjax._values.key_width import is_of_32_bits, own_bits

@@ -16,7 +16,7 @@ from kvjax._process import PROCESS, OfModule
 from kvjax._spec.options import ENTRIES
 from kvjax._spec.spec import TableSpec
 from kvjax._table import lifetime
-from kvjax._table.handle import live_version, version_leaf
+from kvjax._table.live import live_version, version_leaf
 from kvjax._table.registry import Arguments, asked, check_same
 from kvjax._table.table import Table, live
 from kvjax._values.errors import fail, warn

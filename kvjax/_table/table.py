@@ -9,8 +9,8 @@ import jax
 
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
-from kvjax._table.derived_handles import Handles
-from kvjax._table.handle import live_version
+from kvjax._table.derived_handles import DerivedHandles
+from kvjax._table.live import live_version
 from kvjax._table.moves import Moves
 from kvjax._table.reads import Reads
 from kvjax._table.writes import Writes
@@ -18,7 +18,7 @@ from kvjax._values.errors import fail
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Table(Reads, Writes, Handles, Moves):
+class Table(Reads, Writes, DerivedHandles, Moves):
     """A table of rows under 64-bit keys: an immutable value that names the live table in the process.
 
     `kvjax.get_table` makes tables. A `Table` is a pytree with one leaf, its version. Reads keep the version, every

@@ -1,4 +1,4 @@
-"""Distributions of the elements of initial rows: their names, which servers take without JAX."""
+"""Distributions of the elements of initial rows: their names, which servers take without JAX and ml_dtypes."""
 
 from typing import Literal, TypeAlias, get_args
 

@@ -12,7 +12,7 @@ import numpy as np
 from kvjax._formats import deeprec, npz, parquet, safetensors
 from kvjax._formats.choices import Quantised
 from kvjax._formats.quantise import QuantisationReport, Quantiser
-from kvjax._formats.quantised import quantised
+from kvjax._formats.quantised_source import quantised
 from kvjax._formats.source import Source, native
 from kvjax._values.arrays import check_all_there, check_no_mask
 from kvjax._values.dtypes import is_float

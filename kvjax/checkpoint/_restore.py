@@ -21,8 +21,9 @@ from kvjax._spec.spec import TableSpec
 from kvjax._table import loads
 from kvjax._table.checks import version_on_host
 from kvjax._table.contents import check_capacity, copied
+from kvjax._table.live import versions_of
 from kvjax._table.merges import merged
-from kvjax._table.move import prepare_move
+from kvjax._table.moves import prepare_move
 from kvjax._table.registry import check_same, drop_table, get_or_make
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
@@ -151,7 +152,7 @@ class Restore:
     def check(self) -> None:
         """Whether the table is still as `prepare` has found it, and so `commit` will do: nobody may write meanwhile."""
         spec, version = self._ready
-        if PROCESS.spec_of(spec.name) != spec or _versions(spec) != {version}:
+        if PROCESS.spec_of(spec.name) != spec or set(versions_of(spec)) != {version}:
             raise fail(
                 RuntimeError, spec.name, "restore", "a table that nobody writes meanwhile", "a write of another thread",
                 "wait for it, and begin again; no table has changed",
@@ -165,7 +166,7 @@ class Restore:
         """Drops the table, if `prepare` has made it, and nobody has written it since."""
         if self.made is not None and PROCESS.spec_of(self.target) == self.made[0]:
             spec, first = self.made
-            if _versions(spec) == {first}:
+            if set(versions_of(spec)) == {first}:
                 drop_table(self.target)
 
     def _check_place(self, spec: TableSpec) -> None:
@@ -259,10 +260,6 @@ class Restore:
                     "and trains them for itself; give restore mesh=, or make the table first"
                 )
         return table
-
-
-def _versions(spec: TableSpec) -> set[int]:
-    return {spec.host.version(spec.name, shard) for shard in spec.shards}
 
 
 def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[str, ...]) -> None:

@@ -20,9 +20,9 @@ from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._cursors import agreed, check_not_at, cursor_at, finished, key_of, moving
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import begin
-from kvjax.checkpoint._other_copies import warn_of_other_copies
 from kvjax.checkpoint._prune import in_words
 from kvjax.checkpoint._stored import Stored
+from kvjax.checkpoint._unsaved_copies import warn_of_unsaved_copies
 from kvjax.checkpoint._write import freeze, savers, write
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ def copied(
             "kvjax: save: want tables, got none, so the checkpoint is empty; give kvjax.orbax.split(state)[1] of a "
             "state that has tables"
         )
-    warn_of_other_copies(given)
+    warn_of_unsaved_copies(given)
     at = None if since is None else cursor_at(since, given)
     if cursor is not None:
         agreed(key_of(cursor, given))  # else a save that fails would leave it at different places

@@ -18,7 +18,7 @@ from kvjax._table.behind import warn_if_found_behind
 from kvjax._table.changes import TableChanges, changes_since
 from kvjax._table.contents import copied
 from kvjax._table.frozen import FrozenRows, freeze_rows
-from kvjax._table.newest import of_newest
+from kvjax._table.live import of_newest
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import Snapshot

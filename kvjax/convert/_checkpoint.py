@@ -12,7 +12,7 @@ from kvjax._formats.errors import FileError
 from kvjax._formats.files import FORMATS
 from kvjax._formats.paths import anywhere
 from kvjax._formats.quantise import QuantisationReport
-from kvjax._formats.quantised import quantised
+from kvjax._formats.quantised_source import quantised
 from kvjax._formats.source import Source
 from kvjax._values.exported import SLOT
 from kvjax._values.prune import Prune, PruneLike, rule_for

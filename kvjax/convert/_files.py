@@ -12,7 +12,7 @@ import numpy as np
 from kvjax._formats.atomic import fetched
 from kvjax._formats.errors import FileError
 from kvjax._formats.files import FORMATS, columns_of, last_step_of
-from kvjax._formats.quantised import SCALES, restored
+from kvjax._formats.quantised_source import SCALES, restored
 from kvjax._formats.source import Column
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import ROW_COLUMNS, SLOT

@@ -16,7 +16,7 @@ from kvjax import convert
 from kvjax._formats import bundle, deeprec, safetensors, source
 from kvjax._formats.errors import needed
 from kvjax._formats.quantise import encode
-from kvjax._formats.quantised import quantised
+from kvjax._formats.quantised_source import quantised
 from kvjax._values.exported import Exported
 from tests.support.checkpoints import IDS, assert_equal, trained
 from tests.support.marks import few_rows, slow

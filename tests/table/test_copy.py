@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import kvjax
-from kvjax._table import moves
+from kvjax._table import loads
 from tests.support.engines import Memory
 from tests.support.marks import few
 from tests.support.tables import KEYS, same_tables, trained
@@ -86,7 +86,7 @@ def test_what_cannot_be_copied_leaves_nothing(make, copied, monkeypatch):
     def full(*_):
         raise MemoryError("full")
 
-    monkeypatch.setattr(moves, "checked", full)
+    monkeypatch.setattr(loads, "checked", full)
     with pytest.raises(MemoryError, match="full"):
         table.copy("copy")
     assert "copy" not in kvjax.tables() and len(table) == 1

@@ -16,7 +16,6 @@ import pytest
 import kvjax
 from kvjax._process import PROCESS
 from kvjax._table import lifetime
-from kvjax._values.in_one_go import in_one_go
 from tests.support.engines import Memory
 from tests.support.marks import slow
 
@@ -71,12 +70,12 @@ def test_an_interrupt_leaves_tables_that_both_sides_know(call, number, make, mes
 
     def interrupted(*calls):
         monkeypatch.undo()
-        in_one_go(*(each for called in calls for each in (called, coming)))
+        one_go(*(each for called in calls for each in (called, coming)))
 
     def stop(*_):
         raise SystemExit
 
-    before = signal.signal(number, stop)
+    before, one_go = signal.signal(number, stop), lifetime.in_one_go
     monkeypatch.setattr(lifetime, "in_one_go", interrupted)
     calls = {
         "create": lambda: kvjax.get_table("lifetime", dim=1),

@@ -13,7 +13,8 @@ import optax
 import pytest
 
 import kvjax
-from kvjax._table import handle, registry
+from kvjax._table import registry
+from kvjax._table.live import live_version
 from tests.support.marks import slow
 from tests.support.tables import finished, on_gpu
 
@@ -205,7 +206,7 @@ def test_a_handle_of_a_dropped_table_is_not_one_of_the_next(make):
 
 def test_a_table_that_another_thread_replaces_meanwhile(make, monkeypatch):
     """The version that is read is never taken for another table's."""
-    table, read = make(2), handle.live_version
+    table, read = make(2), live_version
 
     def replaced(spec, failed=False):
         monkeypatch.undo()

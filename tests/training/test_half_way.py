@@ -71,7 +71,7 @@ def test_one_shard_that_fails_is_said(make, mesh, monkeypatch):
     fuse.blown = True
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="the fuse has blown"):
         jax.block_until_ready(table.apply(optax.sgd(1.0), rows)[0].version)
-    monkeypatch.setattr("kvjax._table.handle._PATIENCE", 0.1)
+    monkeypatch.setattr("kvjax._table.live._PATIENCE", 0.1)
     with pytest.raises(RuntimeError, match=r"want shards of one version, .* restore the last checkpoint"):
         table.refresh()
 

@@ -1,4 +1,4 @@
-"""Other copies: what the processes that do not save a table have in theirs, which a save leaves out."""
+"""Unsaved copies: what the processes that do not save a table have in theirs, which a save leaves out."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._table.contents import num_rows
 from kvjax._table.frozen import freeze_rows
-from kvjax._table.newest import of_newest
+from kvjax._table.live import of_newest
 from kvjax._table.table import Table
 from kvjax._values.errors import warn
 from kvjax.checkpoint._write import shared_placement
 from kvjax.ffi import host, is_device
 
 
-def warn_of_other_copies(tables: Mapping[str, Table]) -> None:
+def warn_of_unsaved_copies(tables: Mapping[str, Table]) -> None:
     """Warns if a table that is not sharded over processes has other rows in another process than in process 0, which
     saves its own. All processes call this together, and all warn.
 
