@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -54,23 +54,46 @@ class RestoreOptions(Sharding):
     own_initializer: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """What there is of one table to restore.
 
     Attributes:
       meta: what it is.
       initializer: of its rows.
       contents: of this process's shards.
+      rules: of a table that is to be made, by their options.
     """
 
     meta: dict[str, Any]
     initializer: Any
     contents: loads.Loading
+    rules: dict[str, Any]
+
+
+class Ready(NamedTuple):
+    """A restore that is ready.
+
+    Attributes:
+      spec: of the table.
+      version: that it must still have.
+      commit: puts what was saved into it, and gives the live handle.
+    """
+
+    spec: TableSpec
+    version: int
+    commit: Callable[[], Table]
+
+    def check(self) -> None:
+        """Whether the table is as it was, and so `commit` will do: nobody may write meanwhile."""
+        if PROCESS.spec_of(self.spec.name) != self.spec or set(versions_of(self.spec)) != {self.version}:
+            raise fail(
+                RuntimeError, self.spec.name, "restore", "a table that nobody writes meanwhile",
+                "a write of another thread", "wait for it, and begin again; no table has changed",
+            )  # fmt: skip
 
 
 class Restore:
-    """One table on its way from a checkpoint: `open` what was saved, `prepare` what it shall be, and `commit` that.
+    """One table on its way from a checkpoint: `open` what was saved, and `prepare` what it shall be.
 
     Args:
       chain: of the checkpoint.
@@ -103,20 +126,20 @@ class Restore:
         """Those that have a part of the table."""
         return (jax.process_index(),) if self.placement is None else self.placement.processes
 
-    def open(self) -> None:
-        """Looks at what was saved of the table, and checks it; nothing changes."""
+    def open(self) -> Saved:
+        """What was saved of the table, checked; nothing changes."""
         said = {"placement": described(self.placement)}
         if self.table is not None:
             said |= made_with(self.table.dim, vars(self.table.spec))
-        self.saved = together(self.placement, self.name, "restore", self._open, said)
+        return together(self.placement, self.name, "restore", self._open, said)
 
-    def prepare(self, cursor: bool = False) -> None:
+    def prepare(self, saved: Saved, cursor: bool = False) -> Ready:
         """Makes the table, if there is none, reads its rows, and gets them ready; nothing else changes.
 
         Args:
+          saved: what `open` gave.
           cursor: whether the table is to get one.
         """
-        saved = self.saved
 
         def live() -> Table:
             table = self.table or self._make(saved)
@@ -125,21 +148,20 @@ class Restore:
             return table.refresh()
 
         table = together(self.placement, self.name, "restore", live)
-        self._ready = table.spec, version_on_host(table, "restore")
+        version = version_on_host(table, "restore")
         merge = self.how.merge and self.made is None
         if self.drawn and not merge and not self.how.own_initializer and table.spec.seed != saved.meta["seed"]:
             spec = dataclasses.replace(table.spec, seed=saved.meta["seed"])
             replaced = prepare_move(table, spec, "restore", rows=saved.contents)
-            self._commit: Callable[[], Table] = lambda: Table(replaced.commit(), spec)
-        else:
+            return Ready(table.spec, version, lambda: Table(replaced.commit(), spec))
 
-            def rows() -> loads.Loading:
-                given = saved.contents
-                if merge:
-                    given = merged(table.spec, "restore", copied(table, "restore"), given)
-                return loads.checked(table.spec, given)
+        def rows() -> loads.Loading:
+            given = saved.contents
+            if merge:
+                given = merged(table.spec, "restore", copied(table, "restore"), given)
+            return loads.checked(table.spec, given)
 
-            self._commit = loads.prepare_load(table, rows)
+        return Ready(table.spec, version, loads.prepare_load(table, rows))
 
     def _check_cursor(self, spec: TableSpec, meta: dict[str, Any]) -> None:
         admit = dump(spec.admit)
@@ -148,19 +170,6 @@ class Restore:
                 ValueError, spec.name, "restore", "a table with the admission that was saved beside cursor=",
                 f"{spec.admit}", "restore without cursor=, and then save the table whole, with a cursor",
             )  # fmt: skip
-
-    def check(self) -> None:
-        """Whether the table is still as `prepare` has found it, and so `commit` will do: nobody may write meanwhile."""
-        spec, version = self._ready
-        if PROCESS.spec_of(spec.name) != spec or set(versions_of(spec)) != {version}:
-            raise fail(
-                RuntimeError, spec.name, "restore", "a table that nobody writes meanwhile", "a write of another thread",
-                "wait for it, and begin again; no table has changed",
-            )  # fmt: skip
-
-    def commit(self) -> Table:
-        """Puts it into the table; gives the live handle."""
-        return self._commit()
 
     def undo(self) -> None:
         """Drops the table, if `prepare` has made it, and nobody has written it since."""
@@ -180,9 +189,7 @@ class Restore:
 
     def _open(self) -> Saved:
         rows = ChainRows(self.chain, self.name)
-        if self.table is None:
-            self._load_rules(rows.meta)
-        saved = self._saved(rows)
+        saved = self._saved(rows, {} if self.table else self._rules(rows.meta))
         if self.table is not None:
             if self.found:
                 self._check_place(self.table.spec)
@@ -206,7 +213,7 @@ class Restore:
                 "restore it in a call of its own, and name the tables of each call",
             )  # fmt: skip
 
-    def _saved(self, rows: ChainRows) -> Saved:
+    def _saved(self, rows: ChainRows, rules: dict[str, Any]) -> Saved:
         """What is wanted of what was saved."""
         how, counts = self.how, rows.counts()
         meta: dict[str, Any] = rows.meta | {"rows": rows.num_rows}
@@ -227,14 +234,14 @@ class Restore:
             meta = meta | {"dtype": dtype} | exact
         none = {name: np.zeros(0, dtype) for name, dtype in ADMISSION_COLUMNS.items()}
         loading = loads.Loading(source, meta["last_step"], slot_types, none | counts)
-        return Saved(meta, load_initializer(meta["initializer"], rows.pool().get(POOL)), loading)
+        return Saved(meta, load_initializer(meta["initializer"], rows.pool().get(POOL)), loading, rules)
 
-    def _load_rules(self, meta: dict[str, Any]) -> None:
-        """Whether a table can be made of what the checkpoint says."""
-        self.rules = {}
+    def _rules(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Those of the table that is to be made, if it can be, by their options."""
+        rules: dict[str, Any] = {}
         for option, saved in meta.get("options", {}).items():
             try:
-                self.rules[option] = load(saved)
+                rules[option] = load(saved)
             except ValueError as error:
                 raise ValueError(f"kvjax: table {self.name!r}, restore: {option}: {error}") from error
         if "partitioner" in meta and self.sharding.given and self.sharding.partitioner is None:
@@ -244,11 +251,12 @@ class Restore:
                 "TableRestore(..., mesh=, partitioner=), or make the table with kvjax.get_table first and restore "
                 "into it: with another partitioner, or none, its rows are placed anew",
             )  # fmt: skip
+        return rules
 
     def _make(self, saved: Saved) -> Table:
         meta = saved.meta
         fields = {name: meta[name] for name in FIELDS if name in meta} | {"initializer": saved.initializer}
-        options = Options(storage=self.how.storage, **fields, **self.rules)
+        options = Options(storage=self.how.storage, **fields, **saved.rules)
         there = PROCESS.spec_of(self.target)  # another thread may make it, too
         table = get_or_make(self.target, meta["dim"], self.placement, options)
         if there is None:

@@ -25,7 +25,7 @@ from kvjax._values.tracing import check_not_traced
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._cursors import put
 from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._restore import Restore, RestoreOptions
+from kvjax.checkpoint._restore import Ready, Restore, RestoreOptions
 from kvjax.storage import Storage
 
 Wanted: TypeAlias = Mapping[str, Table | str | None] | Sequence[Table | str] | None
@@ -146,9 +146,8 @@ def restore_all(
         _check_distinct(list(restores.values()))
         return chain, restores
 
-    def one(name: str) -> None:  # so that what was read of one table is in memory at a time
-        restores[name].open()
-        restores[name].prepare(cursor is not None)
+    def one(name: str) -> Ready:  # so that what was read of one table is in memory at a time
+        return restores[name].prepare(restores[name].open(), cursor is not None)
 
     chain, restores = together(place, None, "restore", at_first)
     digest = chain.catalog.digest
@@ -156,10 +155,10 @@ def restore_all(
     said |= {name: getattr(how, name) for name in _PLAIN}
     together(place, None, "restore", lambda: None, {"checkpoint": digest} | said)  # of two steps each may see another
     try:
-        each_together(place, "restore", {name: each.processes for name, each in restores.items()}, one)
+        ready = each_together(place, "restore", {name: each.processes for name, each in restores.items()}, one)
         with _alone():
-            together(place, None, "restore", lambda: [each.check() for each in restores.values()])
-            restored = {name: each.commit() for name, each in restores.items()}
+            together(place, None, "restore", lambda: [each.check() for each in ready.values()])
+            restored = {name: each.commit() for name, each in ready.items()}
     except BaseException:
         with _alone():
             for each in restores.values():

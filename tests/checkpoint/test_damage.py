@@ -282,10 +282,11 @@ def test_a_write_of_another_thread_stops_the_restore_of_all_tables(saved, monkey
     before = tables["one"].clear().upsert([9], np.ones((1, 2)))
     prepare = Restore.prepare
 
-    def prepare_and_write(self, cursor=False):
-        prepare(self, cursor)
+    def prepare_and_write(self, *given):
+        ready = prepare(self, *given)
         if self.name == "two":
             tables["two"] = tables["two"].upsert([5], np.ones((1, 2)))
+        return ready
 
     monkeypatch.setattr(Restore, "prepare", prepare_and_write)
     with pytest.raises(RuntimeError, match="'two', restore: want a table that nobody writes meanwhile, got"):

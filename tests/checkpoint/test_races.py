@@ -24,31 +24,29 @@ def saved(make, tmp_path):
 
 def begun(path):
     one = Restore(Chain(path), "t", None, RestoreOptions())
-    one.open()
-    one.prepare()
-    return one
+    return one, one.prepare(one.open())
 
 
 @pytest.mark.parametrize("winner", [0, 1])
 def test_what_another_has_restored_stays(winner, saved):
     both = [begun(saved), begun(saved)]  # of which the first has made the table
-    both[winner].check()
-    table, loser = both[winner].commit(), both[1 - winner]
+    both[winner][1].check()
+    table, (loser, ready) = both[winner][1].commit(), both[1 - winner]
     with pytest.raises(RuntimeError, match="want a table that nobody writes meanwhile"):
-        loser.check()
+        ready.check()
     loser.undo()
     assert len(table) == 5 and kvjax.tables()["t"].lookup([4]).tolist() == [[1, 1]]
 
 
 def test_what_another_has_written_stays(saved):
-    one = begun(saved)
+    one, _ = begun(saved)
     table = kvjax.tables()["t"].upsert([9], np.ones((1, 2)))
     one.undo()
     assert table.export().keys.tolist() == [9]
 
 
 def test_what_nobody_has_written_goes(saved):
-    begun(saved).undo()
+    begun(saved)[0].undo()
     assert "t" not in kvjax.tables()
     for path in saved.rglob("*"):
         if path.is_file() and path.stat().st_size > 1000:
@@ -60,21 +58,21 @@ def test_what_nobody_has_written_goes(saved):
 
 def test_what_has_gone_meanwhile_is_no_table_to_restore_into(saved):
     """Of two, the first made the table, failed, and took it away again before the other looked for the last time."""
-    one, other = begun(saved), begun(saved)
+    (one, _), (other, ready) = begun(saved), begun(saved)
     one.undo()
     with pytest.raises(RuntimeError, match="table 't', restore: want a table that nobody writes meanwhile"):
-        other.check()
+        ready.check()
     other.undo()
     assert "t" not in kvjax.tables()
 
 
 def test_a_merge_keeps_what_another_has_written(saved):
     one = Restore(Chain(saved), "t", None, RestoreOptions(merge=True))
-    one.open()
+    opened = one.open()
     restore(saved)["t"].upsert([99], np.ones((1, 2)))
-    one.prepare()
-    one.check()
-    assert one.commit().export().keys.tolist().count(99) == 1 and len(kvjax.tables()["t"]) == 6
+    ready = one.prepare(opened)
+    ready.check()
+    assert ready.commit().export().keys.tolist().count(99) == 1 and len(kvjax.tables()["t"]) == 6
 
 
 def test_threads_restore_all_tables_or_none(make, tmp_path):
