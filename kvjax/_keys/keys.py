@@ -14,9 +14,8 @@ from jax.core import Tracer
 
 from kvjax._keys.counts import Counts, chosen, joined
 from kvjax._keys.hashing import is_salts
-from kvjax._keys.index import check_index
 from kvjax._keys.salt import salted
-from kvjax._keys.shapes import shape_of
+from kvjax._keys.shapes import check_index, shape_of
 from kvjax._keys.words import integers_of, words_of
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike, HasArray

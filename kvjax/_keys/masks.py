@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import Keys
 from kvjax._values.arrays import array_of
-from kvjax._values.padding import MASK_OF, check_mask, check_pad
+from kvjax._values.lookups import MASK_OF, check_mask, check_pad
 
 
 def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: str) -> jax.Array | None:

@@ -17,7 +17,6 @@ from kvjax._sharded import mesh
 from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
-from kvjax._values import combiners
 from kvjax._values.arrays import (
     ArrayLike,
     at_most_32_bits,
@@ -27,11 +26,9 @@ from kvjax._values.arrays import (
     one_program,
     reals_of,
 )
-from kvjax._values.bags import OP, bags_of, check_combiner, check_empty
-from kvjax._values.combiners import Combiner, Sums
+from kvjax._values.bags import OP, Combiner, Sums, bags_of, check_combiner, check_empty, combine, counts
 from kvjax._values.dtypes import check_result
-from kvjax._values.missing import Missing
-from kvjax._values.norms import clip_norm
+from kvjax._values.lookups import Missing, clip_norm
 
 
 def lookup_bag(
@@ -114,11 +111,11 @@ def lookup_bag(
       >>> kvjax.drop_table("doc_bag")
     """
     reader = reader_of(table, OP)
-    query, combine = bags_in(
+    query, made_of = bags_in(
         reader, reader.query(OP, keys, mask, pad_id), OP, lengths=lengths, segment_ids=segment_ids,
         num_segments=num_segments, weights=weights, combiner=combiner, max_norm=max_norm, empty=empty, dtype=dtype,
     )  # fmt: skip
-    return combine(reader.rows(query, missing))
+    return made_of(reader.rows(query, missing))
 
 
 def bags_in(
@@ -194,8 +191,8 @@ def _in_bags(bags: int, ids: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array
 
 def _combine(sums: Sums, combiner: str, counted: bool, bags: int, ids: Any, rows: jax.Array, weights: Any) -> Any:
     """Bags ``(bags, dim)`` float32 of rows ``(n, dim)``, and if that is asked for which have any, ``(bags,)`` bool."""
-    made = combiners.combine(jnp, sums, combiner, bags, ids, rows.astype(jnp.float32), weights)
-    return (made, combiners.counts(jnp, sums, bags, ids) > 0) if counted else (made,)
+    made = combine(jnp, sums, combiner, bags, ids, rows.astype(jnp.float32), weights)
+    return (made, counts(jnp, sums, bags, ids) > 0) if counted else (made,)
 
 
 def _combine_padded(sums: Sums, combiner: str, counted: bool, rows: jax.Array, mask: Any, weights: Any) -> Any:

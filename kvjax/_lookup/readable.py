@@ -23,10 +23,9 @@ from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
-from kvjax._values.bags import lengths_error
-from kvjax._values.combiners import Sums
+from kvjax._values.bags import Sums, lengths_error
 from kvjax._values.errors import fail
-from kvjax._values.missing import Missing
+from kvjax._values.lookups import Missing
 
 
 class FrozenReadable(abc.ABC):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from kvjax._lookup.form import Form
 from kvjax._ops import bags as bag_ops
-from kvjax._values.combiners import Sums
+from kvjax._values.bags import Sums
 
 
 def _taken(bags: int, ids: jax.Array, positions: jax.Array, rows: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike, one_program, reals_of
 from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import x64_enabled
-from kvjax._values.missing import Missing, missing_row
+from kvjax._values.lookups import Missing, missing_row
 from kvjax._values.slot_layout import parse_type
 
 H = TypeVar("H", bound=Handle)

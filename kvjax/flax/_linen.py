@@ -20,7 +20,7 @@ from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
-from kvjax._values.combiners import Combiner
+from kvjax._values.bags import Combiner
 from kvjax._values.errors import fail
 from kvjax.flax._common import LayerOptions, checked, feature_of, learns_default, resolve_table
 from kvjax.initializers import from_pool

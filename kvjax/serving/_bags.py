@@ -1,4 +1,4 @@
-"""Bags in NumPy: sums and maxima of rows, from which `kvjax._values.combiners` makes bags."""
+"""Bags in NumPy: sums and maxima of rows, from which `kvjax._values.bags` makes bags."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvjax._values.arrays import check_no_mask
-from kvjax._values.bags import OP, Bags, bags_of, lengths_error
-from kvjax._values.combiners import Sums, combine, counts
+from kvjax._values.bags import OP, Bags, Sums, bags_of, combine, counts, lengths_error
 
 _BLOCK = 1 << 15
 """Elements that are put into bags at a time, so that their places stay in the cache."""

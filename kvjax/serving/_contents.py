@@ -16,7 +16,7 @@ from kvjax._formats.quantise import to_float32
 from kvjax._values.arrays import check_all_there
 from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import own_key
-from kvjax._values.missing import missing_row
+from kvjax._values.lookups import missing_row
 from kvjax.serving._initial import Initial
 from kvjax.serving._search import RANGES, mixed, ranges_of
 

@@ -15,7 +15,7 @@ from kvjax._formats.paths import PathLike, local
 from kvjax._formats.regular import identity_of
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
-from kvjax._values.missing import Missing
+from kvjax._values.lookups import Missing
 from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import RowsLike, row_of, with_contents

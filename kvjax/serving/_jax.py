@@ -24,7 +24,7 @@ from kvjax._lookup.readable import FrozenReadable
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike, one_program
 from kvjax._values.errors import fail
-from kvjax._values.missing import Missing
+from kvjax._values.lookups import Missing
 from kvjax._values.numbers import integer_in
 from kvjax.serving._contents import no_initial, row_of
 from kvjax.serving._format import FrozenError, MappedFile

@@ -10,13 +10,10 @@ import numpy as np
 from kvjax._formats.quantise import decode, rounded, to_float32
 from kvjax._values.arrays import ArrayLike, HasArray, check_all_there
 from kvjax._values.bags import OP as BAGS
-from kvjax._values.bags import check_combiner, check_empty
-from kvjax._values.combiners import Combiner
+from kvjax._values.bags import Combiner, check_combiner, check_empty
 from kvjax._values.errors import fail
 from kvjax._values.key_width import whole_bits
-from kvjax._values.missing import Missing
-from kvjax._values.norms import clip_norm
-from kvjax._values.padding import check_mask, check_pad
+from kvjax._values.lookups import Missing, check_mask, check_pad, clip_norm
 from kvjax.serving._bags import combined, places_of
 from kvjax.serving._contents import no_initial, row_of
 from kvjax.serving._format import MappedFile

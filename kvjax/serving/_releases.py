@@ -12,7 +12,7 @@ from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
 from kvjax._formats.quantise import check_quantised
 from kvjax._values.errors import fail, warn
-from kvjax._values.missing import Missing
+from kvjax._values.lookups import Missing
 from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import RowsLike
 from kvjax.serving._folder import Folder, file_of, write_files

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kvjax
 from kvjax._lookup.sums import CALLS
-from kvjax._values.combiners import combine
+from kvjax._values.bags import combine
 from tests.support.marks import examples, few, few_rows, slow, wide_is_slow
 
 COMBINERS = ["sum", "mean", "sqrtn", "max"]
