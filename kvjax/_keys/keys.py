@@ -291,9 +291,7 @@ class Keys:
           >>> kvjax.keys([1, 2]).salted(np.array([0, 1])) == users
           array([ True, False])
         """
-        many = isinstance(salt, Keys) or is_salts(salt)
-        words = as_keys(salt, "Keys.salted, salt").words if many else salt_of(salt, "Keys.salted")
-        return Keys(salted(self.words, words), has_salt=True, counts=self.counts)
+        return salted_keys(self, salt, "Keys.salted")
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         given = np.asarray(self.words)
@@ -410,6 +408,13 @@ def as_keys(ids: Any, where: str = "keys") -> Keys:
     if isinstance(getattr(ids, "keys", None), Keys):
         raise TypeError(f"kvjax: {where}: want keys, got {type(ids).__name__}, which has keys; give its .keys")
     return Keys(as_bits(ids, where)[..., None].view(np.uint32), is_narrow(ids))
+
+
+def salted_keys(keys: Keys, salt: Any, where: str) -> Keys:
+    """`Keys.salted`; `where` is for errors."""
+    many = isinstance(salt, Keys) or is_salts(salt)
+    words = as_keys(salt, f"{where}, salt").words if many else salt_of(salt, where)
+    return Keys(salted(keys.words, words, where), has_salt=True, counts=keys.counts)
 
 
 def _stacked(parts: Sequence[Keys], where: str) -> Keys:

@@ -21,12 +21,13 @@ from kvjax._values.arrays import one_program
 from kvjax.ffi import host
 
 
-def salted(words: Any, salt: Any) -> Any:
+def salted(words: Any, salt: Any, where: str) -> Any:
     """A bijection of keys for every salt.
 
     Args:
       words: ``(..., 2)`` uint32 of NumPy or JAX, the low one first.
       salt: of 64 bits; or the words of salts, in a shape that broadcasts.
+      where: for errors.
 
     Returns:
       Words ``(..., 2)``, in NumPy if all that was given is.
@@ -36,7 +37,7 @@ def salted(words: Any, salt: Any) -> Any:
     """
     shape = tuple(words.shape[:-1])
     if not isinstance(salt, int):
-        check_salts(salt.shape[:-1], shape, "Keys.salted")
+        check_salts(salt.shape[:-1], shape, where)
     if not isinstance(words, jax.Array) and not isinstance(salt, jax.Array):
         salts = salt if isinstance(salt, int) else _flat(np.broadcast_to(salt, words.shape))
         return hash_integers(_flat(words), salts).view(np.uint32).reshape(words.shape)

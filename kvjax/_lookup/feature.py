@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
-from kvjax._keys.keys import KeysLike
+from kvjax._keys.keys import KeysLike, salted_keys
 from kvjax._lookup.bags import bags_in
 from kvjax._lookup.readable import FrozenReadable, Reader, reader_of
 from kvjax._table.prefetched import Prefetched
@@ -158,13 +158,10 @@ def _query_of(feature: Feature, reader: Reader, op: str) -> tuple[Query, int | N
     query = reader.query(op, keys, feature.mask, feature.pad_id)
     if salt is None:
         return query, None
-    try:
-        if is_integer(salt) and isinstance(query.keys.words, Tracer):
-            return query, salt_of(salt, "Keys.salted")
-        return query._replace(keys=query.keys.salted(salt)), None
-    except (TypeError, ValueError) as error:
-        said = str(error).replace("Keys.salted", f"table {reader.name!r}, {op}", 1)
-        raise type(error)(said) from None
+    where = f"table {reader.name!r}, {op}"
+    if is_integer(salt) and isinstance(query.keys.words, Tracer):
+        return query, salt_of(salt, where)
+    return query._replace(keys=salted_keys(query.keys, salt, where)), None
 
 
 def read(feature: Feature, op: str) -> jax.Array:
