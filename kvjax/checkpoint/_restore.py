@@ -260,7 +260,8 @@ class Restore:
         there = PROCESS.spec_of(self.target)  # another thread may make it, too
         table = get_or_make(self.target, meta["dim"], self.placement, options)
         if there is None:
-            self.made = table.spec, version_on_host(table, "restore")
+            # Not its version of now: who made it in between may have written it.
+            self.made = table.spec, PROCESS.births[self.target]
             if self.placement is None and meta["num_shards"] > 1 and jax.process_count() > 1:
                 warn(
                     f"kvjax: table {self.target!r}, restore: want devices for a table that was saved in "

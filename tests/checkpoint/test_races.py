@@ -9,7 +9,7 @@ import pytest
 import kvjax
 from kvjax.checkpoint import CheckpointError, restore, save
 from kvjax.checkpoint._chain import Chain
-from kvjax.checkpoint._restore import Restore, RestoreOptions
+from kvjax.checkpoint._restore import Restore, RestoreOptions, get_or_make
 
 
 @pytest.fixture
@@ -36,6 +36,19 @@ def test_what_another_has_restored_stays(winner, saved):
         ready.check()
     loser.undo()
     assert len(table) == 5 and kvjax.tables()["t"].lookup([4]).tolist() == [[1, 1]]
+
+
+def test_what_another_has_made_and_restored_stays(saved, monkeypatch):
+    """It does both between this one's look for a table of the name and its own making of one."""
+
+    def late(*args):
+        monkeypatch.undo()
+        restore(saved)
+        return get_or_make(*args)
+
+    monkeypatch.setattr("kvjax.checkpoint._restore.get_or_make", late)
+    begun(saved)[0].undo()
+    assert len(kvjax.tables()["t"]) == 5
 
 
 def test_what_another_has_written_stays(saved):
