@@ -68,10 +68,11 @@ def find_missing(
 
 def inspect(
     spec: TableSpec, op: str, version: jax.Array, keys: Keys, place: int | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Found ``(...)`` bool, frequency and version ``(..., 2)`` uint32, the words of int64, and status."""
-    words = array((*keys.shape, 2), jnp.uint32)
-    results = (array(keys.shape, jnp.bool_), words, words, WORD)
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Found ``(...)`` bool, frequency and version ``(..., 2)`` uint32, the words of int64, pinned ``(...)`` bool, and
+    status."""
+    flags, words = array(keys.shape, jnp.bool_), array((*keys.shape, 2), jnp.uint32)
+    results = (flags, words, words, flags, WORD)
     attributes = _about(spec, version, keys, place) | {"op": op}
     return read("kvjax_inspect", results, version, keys.words, vmap="expand_dims", **attributes)
 

@@ -124,12 +124,14 @@ def _answered(
     return answers, (used,)
 
 
-def inspect(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Found ``(...)`` bool, frequency and version ``(..., 2)`` uint32, the words of int64."""
+def inspect(
+    spec: TableSpec, op: str, version: jax.Array, keys: Keys
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Found ``(...)`` bool, frequency and version ``(..., 2)`` uint32, the words of int64, pinned ``(...)`` bool."""
     if spec.placement is None:
-        return reads.inspect(spec, op, version, keys)[:3]
-    (found, freq, written), _ = _over(version)(_answered, spec, op, version, keys, None, by=reads.inspect)
-    return found, freq, written
+        return reads.inspect(spec, op, version, keys)[:4]
+    (found, freq, written, pinned), _ = _over(version)(_answered, spec, op, version, keys, None, by=reads.inspect)
+    return found, freq, written, pinned
 
 
 def read_slot(

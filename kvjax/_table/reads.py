@@ -192,6 +192,29 @@ class Reads(Handle):
         """
         return _integers(_inspect(self, "version_of", keys)[2])
 
+    def pinned(self, keys: KeysLike) -> jax.Array:
+        """Whether keys have a row that `pin` protects from eviction.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` bool.
+
+        Raises:
+          TypeError: the keys are not integers, or a JAX array that may have been cut to 32 bits (see `kvjax.keys`).
+          RuntimeError: the handle is stale, or the table has been dropped (in a compiled function it may be a
+            ValueError, see docs/troubleshooting.md).
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_pinned", dim=1).upsert(np.array([7, 8]), [[1.0], [2.0]]).pin(7)
+          >>> table.pinned(np.array([7, 8, 9])).tolist()
+          [True, False, False]
+          >>> kvjax.drop_table("doc_pinned")
+        """
+        return _inspect(self, "pinned", keys)[3]
+
     def slot(self, name: str, keys: KeysLike, tx: Transform | None = None) -> jax.Array:
         """What the optimizer keeps beside rows.
 
@@ -364,7 +387,7 @@ def _missing_row(table: Handle, missing: Any) -> jax.Array:
     return missing_row(missing, table.dim, zeros, row_of, table.name, "lookup")
 
 
-def _inspect(table: Handle, op: str, keys: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _inspect(table: Handle, op: str, keys: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     return reads.inspect(table.spec, op, version_to_read(table, op), keys_for(table, keys, op))
 
 

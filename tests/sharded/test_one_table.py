@@ -45,6 +45,7 @@ def test_reads_and_writes_are_those_of_one_table(make, mesh, shards):
         lambda t: t.contains(asked),
         lambda t: t.frequency(asked),
         lambda t: t.version_of(asked),
+        lambda t: t.pinned(asked + 100),
         lambda t: t.lookup(7),
         lambda t: t.lookup(np.zeros((0, 4), np.int64)),
     ):

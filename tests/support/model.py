@@ -64,6 +64,9 @@ class Model:
     def version_of(self, keys):
         return np.array([self.rows[k].version if k in self.rows else -1 for k in keys], np.int64)
 
+    def pinned(self, keys):
+        return np.array([k in self.rows and self.rows[k].pinned for k in keys], bool)
+
     def slot(self, keys):
         rows = [self.rows.get(k) for k in keys]
         zeros = np.zeros(self.dim, np.float32)

@@ -141,10 +141,15 @@ def test_restrict(make):
 def test_pins(make, tmp_path):
     table = make(1, initializer=0.5).pin(np.array([1, 2]))
     assert table.lookup(1).tolist() == [0.5] and len(table) == 2
+    asked = kvjax.keys(np.array([[1, 2], [3, -1]]))
+    assert table.pinned(asked).tolist() == jax.jit(lambda t: t.pinned(asked))(table).tolist()
+    assert table.pinned(asked).tolist() == [[True, True], [False, False]]
     table = train(table, [1, 2, 3]).evict(~evict.MinFrequency(0))
     assert sorted(table.export().keys.tolist()) == [1, 2]
     assert table.load(table.snapshot()).export().pinned.tolist() == [True, True]
-    table = table.refresh().unpin(np.array([1, 99])).evict(~evict.MinFrequency(0))
+    table = table.refresh().unpin(np.array([1, 99]))
+    assert table.pinned([1, 2, 99]).tolist() == [False, True, False]
+    table = table.evict(~evict.MinFrequency(0))
     assert table.export().keys.tolist() == [2]
     assert len(table.remove(2)) == 0
 

@@ -44,6 +44,9 @@ def test_every_read_sees_the_newest_version(make):
         assert live.lookup(7).tolist() == rows_of(live, kvjax.keys(7)).tolist() == [-2.0 * step] * 2
         assert live.contains([7, 8]).tolist() == [True, False]
         assert (int(live.frequency(7)), int(live.version_of(7))) == (2 * step, step)
+    assert not live.pinned(7)
+    table = table.pin([7])
+    assert live.pinned([7, 8]).tolist() == [True, False]
     assert rows_of._cache_size() == 1  # for all versions
     assert kvjax.lookup_bag(live, np.array([[7, 7]]), pad_id=-1).tolist() == [[-6.0, -6.0]]
     assert jax.vmap(live.lookup)(kvjax.keys([7, 8]))[0].tolist() == [-6.0, -6.0]

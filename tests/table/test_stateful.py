@@ -245,6 +245,7 @@ class TableMachine(RuleBasedStateMachine):
             np.testing.assert_allclose(rows, self.model.lookup(keys, mask, missing), rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(self.table.contains(ids(keys)), self.model.found(keys))
         np.testing.assert_array_equal(self.table.frequency(ids(keys)), self.model.frequency(keys))
+        np.testing.assert_array_equal(self.table.pinned(ids(keys)), self.model.pinned(keys))
         version = np.minimum(self.model.version_of(keys), 2**31 - 1)
         np.testing.assert_array_equal(self.table.version_of(ids(keys)), version)
         if self.table.stats().slots:

@@ -59,6 +59,7 @@ struct InspectOperands {
   bool* found = nullptr;              // out (n,)
   int64_t* frequency = nullptr;       // out (n,), 0 without a row
   int64_t* row_version = nullptr;     // out (n,), -1 without a row
+  bool* pinned = nullptr;             // out (n,)
 };
 
 struct ReadSlotOperands {

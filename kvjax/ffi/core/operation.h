@@ -13,6 +13,7 @@ enum class Op : uint32_t {
   kContains,
   kFrequency,
   kVersionOf,
+  kPinned,
   kSlot,
   kPrefetch,
   kAfter,
@@ -45,11 +46,12 @@ struct Operation {
   bool evicts = false;         // removes the rows that a policy chooses
 };
 
-inline constexpr std::array<Operation, 24> kOperations = {{
+inline constexpr std::array<Operation, 25> kOperations = {{
     {Op::kLookup, "lookup"},
     {Op::kContains, "contains"},
     {Op::kFrequency, "frequency"},
     {Op::kVersionOf, "version_of"},
+    {Op::kPinned, "pinned"},
     {Op::kSlot, "slot"},
     {Op::kPrefetch, "prefetch"},
     {Op::kAfter, "after"},

@@ -33,7 +33,7 @@ struct Cpu : CpuBags, CpuSharded {
     *o.count = static_cast<int32_t>(n);
   }
   static void Inspect(Exec& pool, Table& t, const InspectOperands& o) {
-    t.Inspect(On(pool), Name(o.op), Given(o.version), o.keys, o.found, o.frequency, o.row_version);
+    t.Inspect(On(pool), Name(o.op), Given(o.version), o.keys, o.found, o.frequency, o.row_version, o.pinned);
   }
   static void ReadSlot(Exec& pool, Table& t, const ReadSlotOperands& o) {
     t.ReadSlot(On(pool), Given(o.version), o.slot, o.bytes, o.keys, o.out);

@@ -90,7 +90,8 @@ inline size_t Table::FindMissing(const ParallelFor& parallel, ReadVersion versio
 }
 
 inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, ReadVersion version,
-                           KeySpan keys, bool* found, int64_t* frequency, int64_t* row_version) const {
+                           KeySpan keys, bool* found, int64_t* frequency, int64_t* row_version,
+                           bool* pinned) const {
   const auto lock = Read(version, op, keys);
   parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
     const auto fetch = [&](size_t, uint32_t row) {
@@ -107,6 +108,7 @@ inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, Rea
                                                     .version = -1};
       frequency[i] = static_cast<int64_t>(header.frequency);
       row_version[i] = header.version;
+      pinned[i] = header.pinned != 0;
     };
     in_.store.index().FindEach(keys.data + begin, end - begin, fetch, tell);
   });

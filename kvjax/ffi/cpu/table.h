@@ -73,9 +73,9 @@ class Table {
                      uint64_t* out) const;
 
   /// What is known of each key beside its row: found (n,), frequency (n,), of a key without a row as far as
-  /// it is counted, version (n,) or -1.
+  /// it is counted, version (n,) or -1, pinned (n,).
   void Inspect(const ParallelFor& parallel, std::string_view op, ReadVersion version, KeySpan keys,
-               bool* found, int64_t* frequency, int64_t* row_version) const;
+               bool* found, int64_t* frequency, int64_t* row_version, bool* pinned) const;
 
   /// The optimizer's slot of that name: out (n, bytes of the slot), zeros where none has been written;
   /// without a name ones or zeros, for whether one has.

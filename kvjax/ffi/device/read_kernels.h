@@ -94,7 +94,7 @@ void WriteMissing(Q& q, const uint64_t* keys, Valid missing, size_t n, const uin
 /// See Table::Inspect.
 template <class Q>
 void InspectRows(Q& q, CallView call, RowsView in, AdmissionView by, const uint64_t* keys, size_t n,
-                 bool* found, int64_t* frequency, int64_t* row_version) {
+                 bool* found, int64_t* frequency, int64_t* row_version, bool* pinned) {
   CheckEmpty(q, call, n);
   q.Each(n, [=] KVJAX_HD(size_t i) {
     const bool current = call.Current(i == 0);
@@ -103,6 +103,7 @@ void InspectRows(Q& q, CallView call, RowsView in, AdmissionView by, const uint6
     const int64_t waiting = current && !found[i] ? by.Count(keys[i]) : 0;
     frequency[i] = found[i] ? static_cast<int64_t>(in.Header(row).frequency) : waiting;
     row_version[i] = found[i] ? in.Header(row).version : -1;
+    pinned[i] = found[i] && in.Header(row).pinned != 0;
   });
 }
 

@@ -52,7 +52,7 @@ template <class Q>
 void DeviceTable<Q>::Inspect(Q& q, const InspectOperands& o) {
   const Entered entered(*this, q, o.op, o.version);
   InspectRows(q, View(o.op, o.version, o.keys.narrow), contents_.view(), admission_.view(), o.keys.data,
-              o.keys.n, o.found, o.frequency, o.row_version);
+              o.keys.n, o.found, o.frequency, o.row_version, o.pinned);
 }
 
 template <class Q>

@@ -84,6 +84,7 @@ ffi::Error Inspect(typename B::Exec& exec, Decoder& in) {
     o.found = in.Out<bool>("found (n,)", o.keys.n);
     o.frequency = in.Out<int64_t>("words (n, 2)", o.keys.n);
     o.row_version = in.Out<int64_t>("words (n, 2)", o.keys.n);
+    o.pinned = in.Out<bool>("pinned (n,)", o.keys.n);
     B::Inspect(in.Done(exec), *table, o);
   });
 }

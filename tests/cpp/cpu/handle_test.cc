@@ -32,7 +32,7 @@ TEST(StaleVersionsAreRefusedEverywhere) {
     CHECK_THROWS(kFailedPrecondition, table.FindMissing(kvjax::Serial, version, keys, &yes, missing));
     CHECK_THROWS(kFailedPrecondition, table.ReadSlot(kvjax::Serial, version, "m", 4, keys, bytes));
     CHECK_THROWS(kFailedPrecondition, table.Inspect(kvjax::Serial, "inspect", version, {&key, 1}, &found,
-                                                    &frequency, &row_version));
+                                                    &frequency, &row_version, &found));
     CHECK_THROWS(kFailedPrecondition, table.Insert(kvjax::Serial, version, keys, {}));
     CHECK_THROWS(kFailedPrecondition, table.Table::Pin(kvjax::Serial, version, keys, {}));
     CHECK_THROWS(kFailedPrecondition, table.Unpin(version, keys));

@@ -70,8 +70,9 @@ struct Reader {
   bool Headers(uint32_t version) const {
     const auto found = std::make_unique<bool[]>(keys.size());
     std::vector<int64_t> frequencies(keys.size()), versions(keys.size());
+    const auto pinned = std::make_unique<bool[]>(keys.size());
     table.Inspect(kvjax::Serial, "inspect", version, data::Span(keys), found.get(), frequencies.data(),
-                  versions.data());
+                  versions.data(), pinned.get());
     const auto same = [](const auto& v) {
       return std::all_of(v.begin(), v.end(), [&](int64_t x) { return x == v[0]; });
     };
@@ -206,7 +207,7 @@ TEST(ReadersBesideEveryWrite) {
   const auto read = [&](uint32_t version) {
     const size_t n = 200;
     Floats rows(n * kDim);
-    const auto found = std::make_unique<bool[]>(n);
+    const auto found = std::make_unique<bool[]>(n), pinned = std::make_unique<bool[]>(n);
     std::vector<int64_t> frequencies(n), versions(n);
     switch (++turn % 5) {
       case 0: {
@@ -216,7 +217,7 @@ TEST(ReadersBesideEveryWrite) {
       }
       case 1:
         table.Inspect(kvjax::Serial, "inspect", version, {keys.data(), n}, found.get(), frequencies.data(),
-                      versions.data());
+                      versions.data(), pinned.get());
         return true;
       case 2: {
         const kvjax::Snapshot s = table.Export(version, true);

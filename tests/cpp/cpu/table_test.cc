@@ -37,10 +37,11 @@ void CheckSame(const Live& table, const Reference& reference, const Keys& keys) 
   CHECK_EQ(table.Size(table.version()), reference.size());
   std::vector<uint8_t> found;
   const Floats rows = table.Rows(keys, &found);
-  const auto inspected = std::make_unique<bool[]>(keys.size());
+  const auto inspected = std::make_unique<bool[]>(keys.size()),
+             pinned = std::make_unique<bool[]>(keys.size());
   std::vector<int64_t> frequencies(keys.size()), versions(keys.size());
   table.Inspect(kvjax::Serial, "inspect", table.version(), data::Span(keys), inspected.get(),
-                frequencies.data(), versions.data());
+                frequencies.data(), versions.data(), pinned.get());
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto entry = reference.find(keys[i]);
     const bool known = entry != reference.end();

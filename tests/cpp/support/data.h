@@ -257,11 +257,13 @@ struct Live : kvjax::Table {
     bool found = false;
     int64_t frequency = 0;
     int64_t version = 0;
+    bool pinned = false;
     bool operator==(const Info&) const = default;
   };
   [[nodiscard]] Info Of(uint64_t key) const {
     Info info;
-    Inspect(kvjax::Serial, "inspect", version(), {&key, 1}, &info.found, &info.frequency, &info.version);
+    Inspect(kvjax::Serial, "inspect", version(), {&key, 1}, &info.found, &info.frequency, &info.version,
+            &info.pinned);
     return info;
   }
   /// The keys that have rows, in order.

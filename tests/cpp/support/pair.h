@@ -166,12 +166,14 @@ struct PairOn {
     CHECK(gpu.Missing(batch, mask.get()) == MissingOnCpu(batch, mask.get()));
 
     std::vector<int64_t> frequencies(n), versions(n), gpu_frequencies(n), gpu_versions(n);
+    const auto pinned = std::make_unique<bool[]>(n), gpu_pinned = std::make_unique<bool[]>(n);
     cpu.Inspect(kvjax::Serial, "contains", cpu.version(), data::Span(batch), found.get(), frequencies.data(),
-                versions.data());
+                versions.data(), pinned.get());
     gpu.Inspect(gpu.q, {kvjax::Op::kContains, &gpu.handle, data::Span(batch), was_found.get(),
-                        gpu_frequencies.data(), gpu_versions.data()});
+                        gpu_frequencies.data(), gpu_versions.data(), gpu_pinned.get()});
     gpu.q.Wait();
     CHECK(frequencies == gpu_frequencies && versions == gpu_versions);
+    CHECK(std::equal(pinned.get(), pinned.get() + n, gpu_pinned.get()));
     CHECK(std::equal(found.get(), found.get() + n, was_found.get()));
     if (gpu.Layout().empty()) return;
     const size_t slot = gpu.Layout().slots()[0].bytes;
