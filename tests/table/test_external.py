@@ -208,7 +208,10 @@ def test_chunked_steps_and_scores(make, engine):
         lambda params: {"n": jnp.zeros(3)}, lambda u, s, p: (jnp.sort(u) * -0.5, {"n": s["n"] + 1})
     )
     for policy in (kvjax.evict.MinNorm(1.0), kvjax.evict.LowestScore(3, first), kvjax.evict.MinScore(0.5, first)):
-        tables = [trained(table, range(40), tx).evict(policy) for table in tables]
+        tables = [trained(table, range(40), tx) for table in tables]
+        dry = [table.evict(policy, dry_run=True) for table in tables]
+        assert dry[0] == dry[1] and sum(dry[0].values()) > 0
+        tables = [table.evict(policy) for table in tables]
         a, b = (table.export(slots=True) for table in tables)
         np.testing.assert_array_equal(a.keys, b.keys)
         np.testing.assert_array_equal(a.values, b.values)
