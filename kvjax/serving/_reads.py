@@ -91,10 +91,11 @@ class FrozenReads:
         """
         bits = self._bits(keys, "lookup")
         valid = self._valid(keys, bits, mask, pad_id, "lookup")
-        rows, found = self._rows_of(bits.reshape(-1), missing, "lookup")
+        valid = None if valid is None else valid.reshape(-1)
+        rows, found = self._rows_of(bits.reshape(-1), missing, "lookup", valid)
         if valid is not None:
-            rows[~valid.reshape(-1)] = 0
-            found &= valid.reshape(-1)
+            rows[~valid] = 0
+            found &= valid
         rows = rows.reshape(*bits.shape, self.dim)
         return (rows, found.reshape(bits.shape)) if return_found else rows
 
@@ -245,8 +246,10 @@ class FrozenReads:
         check_pad(pad_id, pad.shape, keys, self.name, op)
         return bits != pad if mask is None else mask & (bits != pad)
 
-    def _rows_of(self, keys: np.ndarray, missing: Any, op: str) -> tuple[np.ndarray, np.ndarray]:
-        """Rows ``(n, dim)`` float32 of keys ``(n,)`` uint64, and which of them have one."""
+    def _rows_of(
+        self, keys: np.ndarray, missing: Any, op: str, valid: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rows ``(n, dim)`` float32 of keys ``(n,)`` uint64, and which of them have one; of padding, any rows."""
         hashes = mixed(keys)
         at, found = find(self._hashes, self._starts, self._steps, hashes)
         at[~found] = len(self._hashes) - 1
@@ -255,7 +258,8 @@ class FrozenReads:
         rows = rows if self.dtype == "float32" else decode(rows, scales, self.dtype)
         as_initial = self.missing is None if missing is None else isinstance(missing, str) and missing == "init"
         if as_initial:
-            lost = np.flatnonzero(~found)
+            # A random initial row takes as long as dozens of rows that are there: padding gets none.
+            lost = np.flatnonzero(~found if valid is None else ~found & valid)
             if len(lost):
                 rows[lost] = self._initial_rows(keys[lost], hashes[lost], op)
         elif missing is not None:

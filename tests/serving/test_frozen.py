@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import kvjax
 from kvjax.serving import Changes, FrozenError, FrozenTable, Releases
+from kvjax.serving._initial import Initial
 from kvjax.serving._search import Starts, find, mixed, unmixed
 from tests.golden import reference
 from tests.support.checkpoints import save
@@ -108,6 +109,19 @@ def test_changes_say_what_keys_without_a_row_read_as(make, tmp_path):
     with pytest.raises(ValueError, match=r"update: want a missing row \(2,\), got \(3,\)"):
         releases.update({"t": Changes(missing=[1.0, 2.0, 3.0])})
     assert releases.refresh().number == release.number
+
+
+def test_padding_makes_no_initial_row(make, tmp_path, monkeypatch):
+    """A random row takes as long as dozens that are there, and a batch of histories is mostly padding."""
+    table = make(2, initializer=INITIALIZERS["normal"]).upsert([1], [[1.0, 2.0]])
+    frozen, made = FrozenTable.write(tmp_path / "t", table), []
+    rows_of = Initial.rows
+    monkeypatch.setattr(
+        Initial, "rows", lambda self, xp, keys, *rest: made.extend(keys) or rows_of(self, xp, keys, *rest)
+    )
+    rows = frozen.lookup([[1, 7], [-1, 8]], mask=[[True, True], [True, False]], pad_id=-1)
+    assert made == [7] and rows[1].tolist() == [[0, 0], [0, 0]]
+    np.testing.assert_array_equal(rows[0], table.lookup([1, 7]))
 
 
 @slow
