@@ -247,9 +247,9 @@ def new_state(sample: Batch, steps: int, args: argparse.Namespace) -> TrainState
     net = DLRM(many=args.tables == "many", options=options)
     params = net.init(jax.random.key(args.seed), sample.dense, sample.keys)["params"]
     adam = optax.adam(optax.cosine_decay_schedule(args.lr, steps))
-    # The loss is a mean over the batch, so a row's gradient is of the size of 1 / batch. Next to optax's own
-    # initial accumulator of 0.1 its square is nothing, and Adagrad would not adapt.
-    adagrad = optax.adagrad(args.table_lr, initial_accumulator_value=1e-5)
+    # The loss is a mean over the batch, so a row's gradient is of the size of 1 / batch. Beside the 0.1 at which
+    # Adagrad's sums start its square is nothing, and Adagrad would not adapt.
+    adagrad = optax.chain(optax.scale(args.batch), optax.adagrad(args.table_lr))
     tx = kvjax.optax.partition(dense=adam, tables=adagrad)
     return TrainState.create(apply_fn=net.apply, params=params, tx=tx)
 

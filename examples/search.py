@@ -34,7 +34,7 @@ import kvjax
 DIM = 64
 TEMPERATURE = 0.07
 GOAL = 0.5  # of what tf-idf misses
-TX = optax.adagrad(0.1, initial_accumulator_value=1e-5)
+TX = optax.adagrad(0.1)
 
 
 class Clicks(NamedTuple):
@@ -111,7 +111,8 @@ def step(table: kvjax.Table, queries: Any, titles: Any, which: jax.Array) -> tup
         scores = encode(table, *queries) @ encode(table, *titles).T / TEMPERATURE
         again = (which[:, None] == which) & ~jnp.eye(len(which), dtype=bool)  # the same title is no other
         own = jnp.arange(len(which))
-        return optax.softmax_cross_entropy_with_integer_labels(jnp.where(again, -1e9, scores), own).mean()
+        # Not the mean, whose gradients are so small that Adagrad, whose sums start at 0.1, would not adapt to them.
+        return optax.softmax_cross_entropy_with_integer_labels(jnp.where(again, -1e9, scores), own).sum()
 
     loss, grads = kvjax.value_and_grad(loss_of)(table)
     return table.apply(TX, grads)[0], loss

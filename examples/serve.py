@@ -207,7 +207,8 @@ class Trainer:
         self.score = jax.jit(lambda params, keys, dense: jax.nn.sigmoid(self.net.apply(params, keys, dense)))
         self.probe = self._of(next(log.batches(0, PROBE, PROBE)))[:2]
         params = self.net.init(jax.random.key(0), kvjax.keys(self.probe[0]), self.probe[1])
-        tx = kvjax.optax.partition(dense=optax.adam(1e-2), tables=optax.adagrad(0.1))
+        rows = optax.chain(optax.scale(args.batch), optax.adagrad(0.05))  # for the loss is a mean, see examples/ctr.py
+        tx = kvjax.optax.partition(dense=optax.adam(1e-2), tables=rows)
         self.state = TrainState.create(apply_fn=self.net.apply, params=params, tx=tx)
 
     def _of(self, rows: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
