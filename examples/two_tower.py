@@ -78,7 +78,7 @@ class TwoTower(nn.Module):
 
 def _tower(rows: jax.Array, layer: nn.Module) -> jax.Array:
     rows = rows + layer(rows)
-    return rows / jnp.linalg.norm(rows, axis=-1, keepdims=True).clip(1e-6)
+    return rows / optax.safe_norm(rows, 1e-6, axis=-1, keepdims=True)
 
 
 class Popularity:
