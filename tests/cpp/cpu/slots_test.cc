@@ -209,13 +209,13 @@ TEST(HeadersTakeEightBytesUntilANumberDoesNotFit) {
   CHECK(!Wide(table) && table.Of(1) == Live::Info({true, 2 * kOften - 2, kSecond}));
   table.Pin({1, 2});
   table.Begin({1}, {5}, {}, kSecond);
-  CHECK(Wide(table) && table.Of(1) == Live::Info({true, 2 * kOften + 3, kSecond}));
-  CHECK(table.Of(2) == Live::Info({true, 1, kSecond}) && table.Of(3) == Live::Info({true, 1, kSecond}));
+  CHECK(Wide(table) && table.Of(1) == Live::Info({true, 2 * kOften + 3, kSecond, true}));
+  CHECK(table.Of(2) == Live::Info({true, 1, kSecond, true}) && table.Of(3) == Live::Info({true, 1, kSecond}));
   table.Train({4, 3}, kSecond + 1);
   CHECK(table.Of(3) == Live::Info({true, 2, kSecond + 1}) &&
         table.Of(4) == Live::Info({true, 1, kSecond + 1}));
   table.Put({2}, {7, 7});  // by hand
-  CHECK(table.Of(2) == Live::Info({true, 1, kSecond + 1}));
+  CHECK(table.Of(2) == Live::Info({true, 1, kSecond + 1, true}));
   table.Train({2}, INT64_MAX);
   const Snapshot all = table.Copy();
   CHECK(all.pinned[0] == std::byte{1} && all.pinned[2] == std::byte{0});
