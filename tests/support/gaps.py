@@ -75,6 +75,7 @@ GAPS = (
         DEVICE,
         (
             *(EVICTION + f"test_policies_by_hand[{shards}" for shards in (2, 4, 8)),
+            EVICTION + "test_a_dry_run_changes_nothing_on_any_shard",
             RESHARD + "test_the_wire_the_sink_and_the_other_arguments_stay",
             "tests/sharded/test_programs.py::test_writes",
         ),
