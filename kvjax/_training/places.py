@@ -172,7 +172,8 @@ class Shard:
     def plan(self, update: Update, status: jax.Array | None) -> Planned:
         spec, way, version = self.spec, self.way, update.version
         merged, failed = merge_on_shard(spec, update.grads)
-        failed = failed if status is None else jnp.maximum(status, failed)
+        assert status is not None  # over several devices there always is one
+        failed = jnp.maximum(status, failed)
         summaries, delivered, traffic = deliver(
             spec, version, merged, update.step, way.slots, update.run, way.facts, failed
         )
