@@ -128,6 +128,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--folder", default=".")
     args = parser.parse_args()
+    Path(args.folder).mkdir(parents=True, exist_ok=True)
     before = anonymous()
     training = Training(args)
     print(f"table: {training.held / 1e6:.0f} MB; process {(anonymous() - before) / 1e6:.0f} MB", flush=True)
