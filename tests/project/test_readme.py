@@ -14,7 +14,7 @@ TEXTS = {
     "README.md": 4, "docs/checkpoints.md": 5, "docs/command-line.md": 1, "docs/cuda.md": 0, "docs/decisions.md": 0,
     "docs/deltas.md": 3, "docs/design.md": 0, "docs/exports.md": 3, "docs/format.md": 1, "docs/frozen-format.md": 1,
     "docs/laziness.md": 4, "docs/migration.md": 1, "docs/optimizers.md": 4, "docs/recipes.md": 20,
-    "docs/reference.md": 0, "docs/restarts.md": 5, "docs/scaling.md": 0, "docs/serving.md": 3, "docs/sharding.md": 5,
+    "docs/reference.md": 0, "docs/restarts.md": 5, "docs/scaling.md": 0, "docs/serving.md": 5, "docs/sharding.md": 5,
     "docs/tables.md": 11, "docs/troubleshooting.md": 1,
 }  # fmt: skip
 
