@@ -27,10 +27,10 @@ import optax
 import kvjax
 from kvjax._formats.atomic import flush
 from kvjax._table import loads
-from kvjax.checkpoint._catalog import write_manifest
-from kvjax.checkpoint._chain import Chain
-from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._write import freeze, write
+from kvjax.checkpoint._chains.catalog import write_manifest
+from kvjax.checkpoint._chains.chain import Chain
+from kvjax.checkpoint._chains.chain_rows import ChainRows
+from kvjax.checkpoint._tables.write import freeze, write
 
 TURNS = 6
 

@@ -11,9 +11,9 @@ from kvjax._command.prune import rules_of
 from kvjax._formats.atomic import scratch_of
 from kvjax._formats.choices import EXPORTED, FILE_FORMATS
 from kvjax._formats.paths import anywhere
-from kvjax.checkpoint._files import is_same
-from kvjax.checkpoint._locate import locate
-from kvjax.checkpoint._new import check_outside
+from kvjax.checkpoint._chains.locate import locate
+from kvjax.checkpoint._chains.new import check_outside
+from kvjax.checkpoint._disk.files import is_same
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike

@@ -13,8 +13,8 @@ from kvjax._values.exported import SLOT, Exported
 from kvjax._values.integers import as_int64
 from kvjax._values.key_width import own_bits
 from kvjax._values.prune import norms_of
-from kvjax.checkpoint._chain import Chain, only_table, unreplaced
-from kvjax.checkpoint._chain_rows import ChainRows
+from kvjax.checkpoint._chains.chain import Chain, only_table, unreplaced
+from kvjax.checkpoint._chains.chain_rows import ChainRows
 from kvjax.checkpoint._merged_counts import Waiting
 from kvjax.checkpoint._rows import pieces_of
 

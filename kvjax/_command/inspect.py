@@ -10,7 +10,7 @@ import numpy as np
 from kvjax._command.output import print_json, print_table, progress, size
 from kvjax._command.saved import SavedTable, tables_of
 from kvjax._formats.paths import AnyPath
-from kvjax.checkpoint._chain import Chain, unreplaced
+from kvjax.checkpoint._chains.chain import Chain, unreplaced
 
 _QUANTILES = {"min": 0, "10%": 10, "median": 50, "90%": 90, "99%": 99, "max": 100}
 

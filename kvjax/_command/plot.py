@@ -16,11 +16,11 @@ from kvjax._command.saved import SavedTable, tables_of
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import needed
 from kvjax._formats.paths import anywhere
-from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._chain import Chain
-from kvjax.checkpoint._format import CheckpointError
-from kvjax.checkpoint._locate import steps_at
-from kvjax.checkpoint._new import check_outside
+from kvjax.checkpoint._chains.catalog import Catalog
+from kvjax.checkpoint._chains.chain import Chain
+from kvjax.checkpoint._chains.locate import steps_at
+from kvjax.checkpoint._chains.new import check_outside
+from kvjax.checkpoint._disk.format import CheckpointError
 
 _BARS = 40
 

@@ -8,9 +8,9 @@ from kvjax._formats.source import Source, row_bytes
 from kvjax._values.exported import ROW_COLUMNS
 from kvjax._values.prune import norms_of
 from kvjax._values.snapshot import concat, take
-from kvjax.checkpoint._chain import Chain, only_table
-from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._files import files_below
+from kvjax.checkpoint._chains.chain import Chain, only_table
+from kvjax.checkpoint._chains.chain_rows import ChainRows
+from kvjax.checkpoint._disk.files import files_below
 
 _BLOCK_BYTES = 1 << 22
 

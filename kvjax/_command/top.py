@@ -10,7 +10,7 @@ import numpy as np
 from kvjax._command.output import print_json, print_table, progress
 from kvjax._command.saved import SavedRows, SavedTable
 from kvjax._values.prune import norms_of
-from kvjax.checkpoint._chain import Chain, unreplaced
+from kvjax.checkpoint._chains.chain import Chain, unreplaced
 
 ORDERS: Mapping[str, Callable[[SavedRows], np.ndarray]] = {
     "frequency": lambda saved: -saved.column("freqs"),

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from kvjax.checkpoint._diff import Diff as Diff
     from kvjax.checkpoint._diff import TableDiff as TableDiff
     from kvjax.checkpoint._diff import diff as diff
-    from kvjax.checkpoint._format import CheckpointError as CheckpointError
+    from kvjax.checkpoint._disk.format import CheckpointError as CheckpointError
     from kvjax.checkpoint._merge import MergeReport as MergeReport
     from kvjax.checkpoint._merge import merge as merge
-    from kvjax.checkpoint._restore_all import restore as restore
     from kvjax.checkpoint._rewrite import compact as compact
     from kvjax.checkpoint._rewrite import prune as prune
     from kvjax.checkpoint._rows import rows as rows
-    from kvjax.checkpoint._save import save as save
+    from kvjax.checkpoint._tables.restore import restore as restore
+    from kvjax.checkpoint._tables.save import save as save
     from kvjax.checkpoint._verify import BaseReport as BaseReport
     from kvjax.checkpoint._verify import FileReport as FileReport
     from kvjax.checkpoint._verify import Verified as Verified
@@ -33,10 +33,10 @@ else:
         return found
 
     _HOMES = {
-        "BaseReport": "_verify", "CheckpointError": "_format", "Diff": "_diff", "FileReport": "_verify",
+        "BaseReport": "_verify", "CheckpointError": "_disk.format", "Diff": "_diff", "FileReport": "_verify",
         "MergeReport": "_merge", "TableDelta": "_changes", "TableDiff": "_diff", "Verified": "_verify",
         "changes": "_changes", "compact": "_rewrite", "diff": "_diff", "merge": "_merge", "prune": "_rewrite",
-        "restore": "_restore_all", "rows": "_rows", "save": "_save", "verify": "_verify",
+        "restore": "_tables.restore", "rows": "_rows", "save": "_tables.save", "verify": "_verify",
     }  # fmt: skip
 
 

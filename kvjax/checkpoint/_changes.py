@@ -8,9 +8,9 @@ from typing import cast
 import numpy as np
 
 from kvjax._values.exported import Exported
-from kvjax.checkpoint._chain import Chain, only_table, unreplaced
-from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._chains.chain import Chain, only_table, unreplaced
+from kvjax.checkpoint._chains.chain_rows import ChainRows
+from kvjax.checkpoint._chains.locate import PathLike
 from kvjax.checkpoint._rows import pieces_of, warn_of_slots
 
 

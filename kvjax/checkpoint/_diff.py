@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from kvjax._values.snapshot import same_bits
-from kvjax.checkpoint._chain import Chain, chosen_tables, unreplaced
-from kvjax.checkpoint._chain_rows import ChainRows, cuts
-from kvjax.checkpoint._format import CheckpointError
-from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._chains.chain import Chain, chosen_tables, unreplaced
+from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts
+from kvjax.checkpoint._chains.locate import PathLike
+from kvjax.checkpoint._disk.format import CheckpointError
 
 _IGNORED = {"format", "rows", "num_shards", "shards", "extras", "num_buckets", "name"}
 

@@ -19,11 +19,11 @@ from kvjax._values.key_sets import NONE, among, runs_of
 from kvjax._values.numbers import is_real
 from kvjax._values.snapshot import Columns, concat, take, waiting_of
 from kvjax.checkpoint._ancestor import ANCESTOR, changed
-from kvjax.checkpoint._chain import Chain, unreplaced
-from kvjax.checkpoint._chain_rows import ChainRows, cuts
-from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._chains.chain import Chain, unreplaced
+from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts
+from kvjax.checkpoint._chains.locate import PathLike
+from kvjax.checkpoint._chains.new import check_free, new_checkpoint
 from kvjax.checkpoint._merged_counts import Seen
-from kvjax.checkpoint._new import check_free, new_checkpoint
 from kvjax.checkpoint._rewrite import write_table
 from kvjax.ffi import host
 

@@ -10,8 +10,8 @@ from kvjax._formats.source import Source, ranges, row_bytes
 from kvjax._values.exported import ROW_COLUMNS, Exported
 from kvjax._values.numbers import is_integer
 from kvjax._values.prune import KEY_SETS, Prune, PruneLike, PruneReport, as_rule, norms_of
-from kvjax.checkpoint._format import digest
-from kvjax.checkpoint._rules import name_of
+from kvjax.checkpoint._disk.format import digest
+from kvjax.checkpoint._disk.rules import name_of
 
 
 def kept(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:

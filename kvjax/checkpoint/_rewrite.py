@@ -12,13 +12,13 @@ import numpy as np
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.source import offsets_of
 from kvjax._values.prune import Prune, PruneLike, PruneReport, rule_for
-from kvjax.checkpoint._chain import Chain, unreplaced
-from kvjax.checkpoint._chain_rows import ChainRows, cuts
-from kvjax.checkpoint._format import FORMAT
-from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._new import check_free, new_checkpoint
+from kvjax.checkpoint._chains.chain import Chain, unreplaced
+from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts
+from kvjax.checkpoint._chains.locate import PathLike
+from kvjax.checkpoint._chains.new import check_free, new_checkpoint
+from kvjax.checkpoint._disk.format import FORMAT
+from kvjax.checkpoint._disk.write_shard import write_shard
 from kvjax.checkpoint._prune import kept
-from kvjax.checkpoint._write_shard import write_shard
 
 
 def compact(

@@ -16,9 +16,9 @@ from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import among
 from kvjax._values.key_width import whole_bits
 from kvjax._values.snapshot import concat, take
-from kvjax.checkpoint._chain import only_table, unreplaced
-from kvjax.checkpoint._chain_rows import ChainRows, cuts
-from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._chains.chain import only_table, unreplaced
+from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts
+from kvjax.checkpoint._chains.locate import PathLike
 
 if TYPE_CHECKING:
     from kvjax._keys.keys import KeysLike

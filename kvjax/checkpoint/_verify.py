@@ -8,13 +8,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from kvjax._formats.paths import AnyPath
-from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._chain import Chain, unreplaced
-from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._files import MOST_JSON, Files, files_below
-from kvjax.checkpoint._format import META, CheckpointError, Damaged, LostBaseError
-from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._threads import side_by_side
+from kvjax.checkpoint._chains.catalog import Catalog
+from kvjax.checkpoint._chains.chain import Chain, unreplaced
+from kvjax.checkpoint._chains.chain_rows import ChainRows
+from kvjax.checkpoint._chains.locate import PathLike
+from kvjax.checkpoint._disk.files import MOST_JSON, Files, files_below
+from kvjax.checkpoint._disk.format import META, CheckpointError, Damaged, LostBaseError
+from kvjax.checkpoint._disk.threads import side_by_side
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,10 +16,10 @@ from kvjax._formats.quantised_source import quantised
 from kvjax._formats.source import Source
 from kvjax._values.exported import SLOT
 from kvjax._values.prune import Prune, PruneLike, rule_for
-from kvjax.checkpoint._chain import Chain, only_table, unreplaced
-from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._new import check_outside
+from kvjax.checkpoint._chains.chain import Chain, only_table, unreplaced
+from kvjax.checkpoint._chains.chain_rows import ChainRows
+from kvjax.checkpoint._chains.locate import PathLike
+from kvjax.checkpoint._chains.new import check_outside
 from kvjax.checkpoint._prune import kept
 
 

@@ -27,13 +27,13 @@ from kvjax._values.exported import SLOT
 from kvjax._values.prune import PruneLike
 from kvjax._values.slot_layout import type_text
 from kvjax._values.snapshot import column_types
-from kvjax.checkpoint._fields import check_meta
-from kvjax.checkpoint._format import FORMAT, Damaged
-from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._new import check_free, check_outside, new_checkpoint
+from kvjax.checkpoint._chains.locate import PathLike
+from kvjax.checkpoint._chains.new import check_free, check_outside, new_checkpoint
+from kvjax.checkpoint._disk.format import FORMAT, Damaged
+from kvjax.checkpoint._disk.meta import check_meta
+from kvjax.checkpoint._disk.stored import FIELDS, RULES, described
+from kvjax.checkpoint._disk.write_shard import write_shard
 from kvjax.checkpoint._rewrite import prune as pruned
-from kvjax.checkpoint._stored import FIELDS, RULES, described
-from kvjax.checkpoint._write_shard import write_shard
 from kvjax.convert._deeprec import open_deeprec
 from kvjax.convert._dynamicemb import open_dynamicemb
 from kvjax.convert._files import open_file

@@ -10,9 +10,9 @@ from typing import Any
 from kvjax._formats.paths import anywhere
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._save import copied
-from kvjax.checkpoint._stored import Stored
+from kvjax.checkpoint._chains.locate import PathLike
+from kvjax.checkpoint._disk.stored import Stored
+from kvjax.checkpoint._tables.save import copied
 
 PATIENCE = 10
 """Seconds that an error waits for Orbax to make its folders."""

@@ -14,14 +14,14 @@ from orbax.checkpoint import future
 from kvjax._formats.paths import anywhere
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint._catalog import Catalog, write_manifest
-from kvjax.checkpoint._chain import Chain, Places, places_of
-from kvjax.checkpoint._cursors import finished
-from kvjax.checkpoint._locate import PathLike, is_checkpoint
-from kvjax.checkpoint._restore import RestoreOptions
-from kvjax.checkpoint._restore_all import restore_all
-from kvjax.checkpoint._save import copied
-from kvjax.checkpoint._write import write
+from kvjax.checkpoint._chains.catalog import Catalog, write_manifest
+from kvjax.checkpoint._chains.chain import Chain, Places, places_of
+from kvjax.checkpoint._chains.locate import PathLike, is_checkpoint
+from kvjax.checkpoint._tables.cursors import finished
+from kvjax.checkpoint._tables.restore import restore_all
+from kvjax.checkpoint._tables.restore_table import RestoreOptions
+from kvjax.checkpoint._tables.save import copied
+from kvjax.checkpoint._tables.write import write
 from kvjax.orbax._begin import PATIENCE, begin
 
 

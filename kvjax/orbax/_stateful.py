@@ -13,15 +13,15 @@ from orbax.checkpoint import v1
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint._catalog import Catalog, missing_lists, write_manifest
-from kvjax.checkpoint._chain import Chain
-from kvjax.checkpoint._cursors import finished
-from kvjax.checkpoint._format import CheckpointError
-from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._restore import RestoreOptions
-from kvjax.checkpoint._restore_all import restore_all
-from kvjax.checkpoint._save import named
-from kvjax.checkpoint._write import write
+from kvjax.checkpoint._chains.catalog import Catalog, missing_lists, write_manifest
+from kvjax.checkpoint._chains.chain import Chain
+from kvjax.checkpoint._chains.locate import PathLike
+from kvjax.checkpoint._disk.format import CheckpointError
+from kvjax.checkpoint._tables.cursors import finished
+from kvjax.checkpoint._tables.restore import restore_all
+from kvjax.checkpoint._tables.restore_table import RestoreOptions
+from kvjax.checkpoint._tables.save import named
+from kvjax.checkpoint._tables.write import write
 from kvjax.orbax._begin import begin
 
 # Seconds that process 0 waits for what others write, as long as Orbax does.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kvjax._table.table import Table
     from kvjax._values.exported import Exported
     from kvjax._values.prune import PruneLike
-    from kvjax.checkpoint._chain import Chain
-    from kvjax.checkpoint._chain_rows import ChainRows
+    from kvjax.checkpoint._chains.chain import Chain
+    from kvjax.checkpoint._chains.chain_rows import ChainRows
     from kvjax.serving._frozen import FrozenTable
 
 RowsLike: TypeAlias = "Table | Exported | FrozenTable | str | os.PathLike[str]"
@@ -137,7 +137,7 @@ def with_contents(
         mend = "leave it out for that of the source"
         raise fail(ValueError, default_name, "write", "name= as a text", repr(name), mend)
     if isinstance(source, (str, os.PathLike)):
-        from kvjax.checkpoint._chain import unreplaced
+        from kvjax.checkpoint._chains.chain import unreplaced
 
         folder = anywhere(source, "FrozenTable.write")
 
@@ -225,7 +225,7 @@ def of_chain(chain: Chain, name: str, prune: PruneLike | None) -> Contents:
     from kvjax._keys.buckets import buckets_of
     from kvjax._values.exported import ROW_COLUMNS
     from kvjax._values.prune import rule_for
-    from kvjax.checkpoint._chain_rows import ChainRows
+    from kvjax.checkpoint._chains.chain_rows import ChainRows
     from kvjax.checkpoint._prune import kept
 
     saved = ChainRows(chain, name)
@@ -246,8 +246,8 @@ def of_chain(chain: Chain, name: str, prune: PruneLike | None) -> Contents:
 
 def unseen(saved: ChainRows) -> tuple[Any, Initial | None, np.ndarray | None]:
     """What keys without a row read as in a table on disk, as `_unadmitted`, and how initial rows are made."""
-    from kvjax.checkpoint._format import POOL
-    from kvjax.checkpoint._rules import load, load_initializer
+    from kvjax.checkpoint._disk.format import POOL
+    from kvjax.checkpoint._disk.rules import load, load_initializer
 
     meta = saved.meta
     made = load_initializer(meta["initializer"], saved.pool().get(POOL))

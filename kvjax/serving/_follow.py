@@ -14,8 +14,8 @@ from kvjax._values.exported import ROW_COLUMNS, Exported
 from kvjax._values.integers import as_int64
 from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import take
-from kvjax.checkpoint._chain import Chain
-from kvjax.checkpoint._chain_rows import ChainRows
+from kvjax.checkpoint._chains.chain import Chain
+from kvjax.checkpoint._chains.chain_rows import ChainRows
 from kvjax.checkpoint._prune import in_words
 from kvjax.serving._contents import initial_row, of_chain, unseen
 from kvjax.serving._folder import file_of, write_files

@@ -23,7 +23,7 @@ from kvjax.serving._release import Changes, PausedError, Release, check_by_name,
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
-    from kvjax.checkpoint._chain import Chain
+    from kvjax.checkpoint._chains.chain import Chain
     from kvjax.serving._follow import ReleaseOptions
 
 
@@ -393,7 +393,7 @@ class Releases:
           >>> kvjax.drop_table("doc_follow")
           >>> folder.cleanup()
         """
-        from kvjax.checkpoint._chain import chosen_tables, unreplaced
+        from kvjax.checkpoint._chains.chain import chosen_tables, unreplaced
         from kvjax.serving._follow import ReleaseOptions
 
         if quantise is not None:

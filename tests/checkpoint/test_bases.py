@@ -17,7 +17,7 @@ import kvjax
 from kvjax._command.main import main
 from kvjax._process import PROCESS
 from kvjax.checkpoint import CheckpointError, compact, diff, prune, restore, save, verify
-from kvjax.checkpoint._catalog import Catalog
+from kvjax.checkpoint._chains.catalog import Catalog
 from kvjax.convert import export_checkpoint, import_checkpoint
 from kvjax.serving import Releases
 from tests.support.marks import few
@@ -269,7 +269,9 @@ def test_a_restore_and_then_another_table(chain, make, folder):
 def test_a_cursor_that_a_failed_save_was_to_move(chain, make, folder, monkeypatch):
     more = make(3).upsert([1], np.ones((1, 3)))
     with monkeypatch.context() as patch:
-        patch.setattr("kvjax.checkpoint._save.write_manifest", lambda folder: (_ for _ in ()).throw(OSError("full")))
+        patch.setattr(
+            "kvjax.checkpoint._tables.save.write_manifest", lambda folder: (_ for _ in ()).throw(OSError("full"))
+        )
         with pytest.raises(OSError, match="full"):
             save(folder / "3", {"t": chain, "more": more}, since="c")
     table = chain.upsert([3], [[-1.0]])

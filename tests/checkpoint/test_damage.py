@@ -17,9 +17,9 @@ import tensorstore as ts
 import kvjax
 from kvjax._formats import atomic
 from kvjax.checkpoint import compact, diff, prune, save, verify
-from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._format import CheckpointError
-from kvjax.checkpoint._restore import Restore
+from kvjax.checkpoint._chains.catalog import Catalog
+from kvjax.checkpoint._disk.format import CheckpointError
+from kvjax.checkpoint._tables.restore_table import Restore
 from kvjax.serving import FrozenTable, Releases
 from tests.support import damages
 from tests.support.checkpoints import IDS, array_at, assert_equal, rewrite, trained

@@ -253,7 +253,9 @@ def test_a_save_that_fails_moves_no_cursor(make, tmp_path, monkeypatch):
     save(tmp_path / "base", {"t": table}, cursor="c")
     table = table.remove(KEYS[:3])
     with monkeypatch.context() as patch:
-        patch.setattr("kvjax.checkpoint._save.write_manifest", lambda folder: (_ for _ in ()).throw(OSError("full")))
+        patch.setattr(
+            "kvjax.checkpoint._tables.save.write_manifest", lambda folder: (_ for _ in ()).throw(OSError("full"))
+        )
         with pytest.raises(OSError, match="full"):
             save(tmp_path / "a", {"t": table}, since="c")
     table = table.remove(KEYS[3:4])

@@ -8,31 +8,31 @@ import numpy as np
 import pytest
 
 from kvjax._formats import atomic
-from kvjax.checkpoint import _direct, _files
+from kvjax.checkpoint._disk import direct, files
 
 
 def _put(path, n, at=0):
-    data = _direct.aligned(n + at)[at:]
+    data = direct.aligned(n + at)[at:]
     data[:] = np.random.default_rng(n).integers(0, 256, n)
-    entry = _files.write_file(path, data)
+    entry = files.write_file(path, data)
     assert path.read_bytes() == data.tobytes()
-    assert entry == (n, _files.digest(data))
+    assert entry == (n, files.digest(data))
 
 
 def test_memory_is_used_again_and_bounded(monkeypatch):
     free = []
-    monkeypatch.setattr(_direct, "_FREE", free)
-    one = _direct.aligned(5000)
+    monkeypatch.setattr(direct, "_FREE", free)
+    one = direct.aligned(5000)
     at = one.ctypes.data
-    _direct.give_back(one)
-    assert _direct.aligned(100).ctypes.data == at and not free
-    some = [_direct.aligned(n) for n in [0, 1, 1 << 23] * 8]
-    assert all(x.ctypes.data % _direct.BLOCK == 0 for x in some if len(x) > 0)
+    direct.give_back(one)
+    assert direct.aligned(100).ctypes.data == at and not free
+    some = [direct.aligned(n) for n in [0, 1, 1 << 23] * 8]
+    assert all(x.ctypes.data % direct.BLOCK == 0 for x in some if len(x) > 0)
     assert [len(x) for x in some] == [0, 1, 1 << 23] * 8
     for x in some:
-        _direct.give_back(x)
+        direct.give_back(x)
     assert 0 < len(free) < len(some)
-    assert len(_direct.aligned(1 << 24)) == 1 << 24
+    assert len(direct.aligned(1 << 24)) == 1 << 24
 
 
 @pytest.mark.parametrize("refused", ["nothing", "the way", "the bytes", "all but a part"])

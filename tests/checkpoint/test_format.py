@@ -13,7 +13,7 @@ import tensorstore as ts
 
 import kvjax
 from kvjax._command.main import main
-from kvjax.checkpoint import _rules, _stored
+from kvjax.checkpoint._disk import rules, stored
 from tests.golden.reference import BUCKETS, bucket_of
 from tests.support.checkpoints import DAMAGES, IDS, assert_equal, restore, save, trained
 from tests.support.marks import few
@@ -214,29 +214,29 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_a_rule_that_was_written_before_it_had_a_field_has_the_default(rule):
-    saved = _rules.dump(rule)
-    assert _rules.load(saved) == rule
+    saved = rules.dump(rule)
+    assert rules.load(saved) == rule
     for field in dataclasses.fields(rule):
         earlier = {name: value for name, value in saved.items() if name != field.name}
         if field.default is dataclasses.MISSING:
             with pytest.raises(ValueError, match=f"want {field.name} of the rule {type(rule).__name__}"):
-                _rules.load(earlier)
+                rules.load(earlier)
         else:
-            assert _rules.load(earlier) == rule
+            assert rules.load(earlier) == rule
     with pytest.raises(ValueError, match="a later kvjax may have written it"):
-        _rules.load(saved | {"more": 1})
+        rules.load(saved | {"more": 1})
 
 
 def test_checkpoints_from_before_a_field_are_the_same_as_later_ones(make, tmp_path, monkeypatch):
     """To `diff` and `merge`, which compare what tables are."""
-    table, written = trained(make(3, admit=kvjax.admit.MinCount(1))), _rules.dump
+    table, written = trained(make(3, admit=kvjax.admit.MinCount(1))), rules.dump
 
     def earlier(value):
         said = written(value)
         return {k: v for k, v in said.items() if k != "max_age"} if isinstance(said, dict) and "rule" in said else said
 
     with monkeypatch.context() as patch:
-        patch.setattr(_stored, "dump", earlier)
+        patch.setattr(stored, "dump", earlier)
         kvjax.checkpoint.save(tmp_path / "old", {"t": table})
     kvjax.checkpoint.save(tmp_path / "new", {"t": table})
     files = [(tmp_path / name / "t/kvjax.json").read_text() for name in ("old", "new")]

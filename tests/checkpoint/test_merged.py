@@ -8,7 +8,7 @@ import pytest
 import kvjax
 from kvjax._formats import source
 from kvjax.checkpoint import restore, save
-from kvjax.checkpoint._chain_rows import ChainRows
+from kvjax.checkpoint._chains.chain_rows import ChainRows
 from tests.checkpoint.test_functions import TX
 from tests.support.checkpoints import assert_equal, many, trained
 from tests.support.marks import slow

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from kvjax.checkpoint import _pace
+from kvjax.checkpoint._disk import pace
 
 
 def test_saves_take_their_share_together(monkeypatch, tmp_path):
@@ -15,15 +15,15 @@ def test_saves_take_their_share_together(monkeypatch, tmp_path):
         now[0] += seconds
 
     clock = itertools.count()  # each write takes a second
-    monkeypatch.setattr(_pace.time, "thread_time", lambda: next(clock))
-    spent = _pace.Spent()
+    monkeypatch.setattr(pace.time, "thread_time", lambda: next(clock))
+    spent = pace.Spent()
     assert spent.write(tmp_path / "a", np.zeros(3, np.uint8))[0] == 3 and spent.write(tmp_path / "b", b"")[0] == 0
-    monkeypatch.setattr(_pace.time, "thread_time", lambda: 0.0)
-    monkeypatch.setattr(_pace.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(_pace.time, "sleep", sleep)
-    monkeypatch.setattr(_pace.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(_pace.Pace, "_until", 0.0)
-    one, other = _pace.Pace(spent), _pace.Pace(_pace.Spent())
+    monkeypatch.setattr(pace.time, "thread_time", lambda: 0.0)
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pace.time, "sleep", sleep)
+    monkeypatch.setattr(pace.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(pace.Pace, "_until", 0.0)
+    one, other = pace.Pace(spent), pace.Pace(pace.Spent())
     one.pause(0.5)
     assert slept == [2.0 * 80 / 4]
     one.pause(0.5)  # nothing was spent

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import kvjax
-from kvjax.checkpoint import _arrays, _files, _new, _pace, _threads, restore, save, verify
+from kvjax.checkpoint import restore, save, verify
+from kvjax.checkpoint._chains import new
+from kvjax.checkpoint._disk import arrays, files, pace, threads
 from kvjax.serving import FrozenTable, Releases
 from tests.support.marks import slow
 
@@ -36,8 +38,8 @@ def test_no_thread_can_be_had(tables, tmp_path, monkeypatch):
     def start(self):
         raise RuntimeError("can't start new thread")
 
-    alone = _threads.FileThreads()
-    monkeypatch.setattr(kvjax.checkpoint._arrays, "THREADS", alone)
+    alone = threads.FileThreads()
+    monkeypatch.setattr(kvjax.checkpoint._disk.arrays, "THREADS", alone)
     monkeypatch.setattr(threading.Thread, "start", start)
     save(tmp_path / "a", tables)
     monkeypatch.undo()
@@ -62,14 +64,14 @@ def test_an_error_begins_nothing_more_and_waits_for_the_rest(error):
         raise error("once")
 
     with pytest.raises(error, match="once"):
-        _threads.side_by_side([slow_one, fails, slow_one, *[lambda: time.sleep(0.01)] * 10_000])
+        threads.side_by_side([slow_one, fails, slow_one, *[lambda: time.sleep(0.01)] * 10_000])
     assert len(ended) == 2
-    _threads.side_by_side([])
+    threads.side_by_side([])
 
 
 INTERRUPTED = """
 import signal, threading, time
-from kvjax.checkpoint._threads import side_by_side
+from kvjax.checkpoint._disk.threads import side_by_side
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 begun, ended = threading.Event(), []
 
@@ -101,7 +103,7 @@ def test_an_interrupt_waits_for_what_is_under_way():
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_a_save_that_fails_as_it_begins_waits_for_what_is_under_way(error, tables, tmp_path, monkeypatch):
     """The next save makes the same folder, and must not find in it what this one is still writing."""
-    begun, ended, write, said = threading.Event(), [], _pace.write_file, _arrays.zarr_json
+    begun, ended, write, said = threading.Event(), [], pace.write_file, arrays.zarr_json
 
     def slow_write(path, data):
         begun.set()
@@ -117,15 +119,15 @@ def test_a_save_that_fails_as_it_begins_waits_for_what_is_under_way(error, table
         return said(dtype, shape)
 
     calls = []
-    monkeypatch.setattr(_pace, "write_file", slow_write)
-    monkeypatch.setattr(_arrays, "zarr_json", second_fails)
+    monkeypatch.setattr(pace, "write_file", slow_write)
+    monkeypatch.setattr(arrays, "zarr_json", second_fails)
     with pytest.raises(error):
         save(tmp_path / "a", tables[:1])
     assert len(ended) == 1
 
 
 def test_a_handler_saves_while_a_thread_starts(tables, tmp_path, monkeypatch):
-    alone, start, saved = _threads.FileThreads(), threading.Thread.start, []
+    alone, start, saved = threads.FileThreads(), threading.Thread.start, []
 
     def interrupted(self):
         start(self)
@@ -133,7 +135,7 @@ def test_a_handler_saves_while_a_thread_starts(tables, tmp_path, monkeypatch):
             saved.append(1)
             save(tmp_path / "b", tables)
 
-    monkeypatch.setattr(kvjax.checkpoint._arrays, "THREADS", alone)
+    monkeypatch.setattr(kvjax.checkpoint._disk.arrays, "THREADS", alone)
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     saving = threading.Thread(target=save, args=(tmp_path / "a", tables[:1]), daemon=True)
     start(saving)
@@ -152,7 +154,7 @@ def test_what_cannot_be_read_now_is_not_called_damaged(number, mend, tables, tmp
             raise OSError(number, os.strerror(number))
         return opened(path, *args, **kwargs)
 
-    monkeypatch.setattr(_files.os, "open", refuse)
+    monkeypatch.setattr(files.os, "open", refuse)
     for call in (restore, verify):
         with pytest.raises(OSError, match=mend) as raised:
             call(tmp_path / "a")
@@ -168,7 +170,7 @@ def test_where_a_process_may_not_look_is_said_with_the_mend(tables, tmp_path, mo
     def refuse(path, *args, **kwargs):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(_new, "is_checkpoint", refuse)
+    monkeypatch.setattr(new, "is_checkpoint", refuse)
     monkeypatch.setattr("kvjax.serving._format.os.open", refuse)
     for op, call, mend in (
         ("restore", lambda: restore(tmp_path / "a"), "let this process read it"),

@@ -8,8 +8,8 @@ import pytest
 
 import kvjax
 from kvjax.checkpoint import CheckpointError, restore, save
-from kvjax.checkpoint._chain import Chain
-from kvjax.checkpoint._restore import Restore, RestoreOptions, get_or_make
+from kvjax.checkpoint._chains.chain import Chain
+from kvjax.checkpoint._tables.restore_table import Restore, RestoreOptions, get_or_make
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_what_another_has_made_and_restored_stays(saved, monkeypatch):
         restore(saved)
         return get_or_make(*args)
 
-    monkeypatch.setattr("kvjax.checkpoint._restore.get_or_make", late)
+    monkeypatch.setattr("kvjax.checkpoint._tables.restore_table.get_or_make", late)
     begun(saved)[0].undo()
     assert len(kvjax.tables()["t"]) == 5
 

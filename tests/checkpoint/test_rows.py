@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 import kvjax
 from kvjax._formats import source
 from kvjax.checkpoint import CheckpointError, _rows, changes, compact, rows, save
-from kvjax.checkpoint._files import Files
+from kvjax.checkpoint._disk.files import Files
 from tests.checkpoint.test_deltas import KEYS, OPERATIONS, write
 from tests.support import stores
 from tests.support.checkpoints import assert_equal, trained
@@ -87,7 +87,7 @@ def test_all_rows_of_a_chain_in_pieces(slots, make, tmp_path, monkeypatch):
 
 def test_rows_of_some_keys_read_few_chunks(make, tmp_path, monkeypatch):
     """Of a checkpoint, and of a delta over it."""
-    monkeypatch.setattr("kvjax.checkpoint._format._CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr("kvjax.checkpoint._disk.format._CHUNK_BYTES", 1 << 12)
     monkeypatch.setattr(_rows, "_NEAR_BYTES", 1 << 12)
     read, bytes_read = Files.read_into, []
     monkeypatch.setattr(Files, "read_into", lambda *args: bytes_read.append((args[1], len(args[2]))) or read(*args))

@@ -16,10 +16,11 @@ from kvjax._command.saved import SavedTable
 from kvjax._formats import source
 from kvjax._spec.placement import Placement
 from kvjax._values.prune import norms_of
-from kvjax.checkpoint import _format, _stored, _taken_rows, _write
-from kvjax.checkpoint._catalog import Catalog, write_manifest
-from kvjax.checkpoint._chain import Chain
-from kvjax.checkpoint._chain_rows import ChainRows
+from kvjax.checkpoint._chains.catalog import Catalog, write_manifest
+from kvjax.checkpoint._chains.chain import Chain
+from kvjax.checkpoint._chains.chain_rows import ChainRows
+from kvjax.checkpoint._disk import format, stored
+from kvjax.checkpoint._tables import taken_rows, write
 from tests.support.checkpoints import DAMAGES, array_at, chunks_of, restore, rewrite, save
 from tests.support.marks import few, few_rows, slow
 from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, same_tables, trained
@@ -28,7 +29,7 @@ from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, sam
 def read(folder, placement=None):
     """What a process restores of a table, and all counts."""
     rows = ChainRows(Chain(Catalog(folder)), "t")
-    own = _taken_rows.own_rows(rows, rows.source(), placement)
+    own = taken_rows.own_rows(rows, rows.source(), placement)
     return own.read(list(own.types), 0, own.num_rows) | rows.counts()
 
 
@@ -159,7 +160,7 @@ def rows_of(arrays):
 def two_shards(make, mesh, tmp_path):
     """A checkpoint as two processes write it, and the rows in it."""
     table = trained(make(3, mesh=mesh(4), admit=kvjax.admit.MinCount(2), initializer=1.0).pin(KEYS[:9]), 3)
-    copy, meta = table.snapshot(), _write.freeze("t", table, None, None).meta
+    copy, meta = table.snapshot(), write.freeze("t", table, None, None).meta
     columns = source.Source.of(copy.rows.columns(), {})
     whole = rows_of(copy.rows.columns())
     shards_meta, parts = [], []
@@ -177,7 +178,7 @@ def two_shards(make, mesh, tmp_path):
     meta = {key: value for key, value in meta.items() if key != "extras"}
     meta |= {"num_shards": 2, "shards": shards_meta, "name": "t"}
     for i, (arrays, rows) in enumerate(parts):
-        _write.write(tmp_path, [_stored.Stored(meta, arrays, rows, i)])
+        write.write(tmp_path, [stored.Stored(meta, arrays, rows, i)])
     write_manifest(tmp_path)
     return tmp_path, table, whole
 
@@ -257,7 +258,7 @@ def test_exports_and_the_command_line_read_all_shards(two_shards, tmp_path_facto
 
 def test_a_process_reads_no_more_than_it_needs(make, mesh, tmp_path, monkeypatch):
     """Chunks with the rows of others may even be missing."""
-    monkeypatch.setattr(_format, "_CHUNK_BYTES", 1 << 22)
+    monkeypatch.setattr(format, "_CHUNK_BYTES", 1 << 22)
     table = make(1024, mesh=mesh(4)).upsert(np.arange(4096), np.ones((4096, 1024)))
     save(tmp_path, 1, {"t": table})
     folder = tmp_path / "1/tables"

@@ -100,7 +100,7 @@ def test_two_saves_to_one_path(store, table, monkeypatch):
     def begun(*_):
         (anywhere(f"{ROOT}/1", "test") / ".kvjax-new").create(b"other")
 
-    monkeypatch.setattr("kvjax.checkpoint._new.check_free", begun)
+    monkeypatch.setattr("kvjax.checkpoint._chains.new.check_free", begun)
     with pytest.raises(CheckpointError, match="got another one that is under way"):
         save(f"{ROOT}/1", [table])
     assert list(store.store) == ["/bucket/run/1/.kvjax-new"]
@@ -110,7 +110,7 @@ def test_a_save_that_another_one_overtakes(store, table, monkeypatch):
     """Which was whole between the look at the path and the mark there; nothing of it goes, and nothing is mixed."""
     save(f"{ROOT}/1", [table])
     before = dict(store.store)
-    monkeypatch.setattr("kvjax.checkpoint._new.check_free", lambda *_: None)
+    monkeypatch.setattr("kvjax.checkpoint._chains.new.check_free", lambda *_: None)
     with pytest.raises(CheckpointError, match="got another one that is under way"):
         save(f"{ROOT}/1", [table])
     assert store.store == before

@@ -14,7 +14,7 @@ import pytest
 import kvjax
 from kvjax import convert
 from kvjax._formats import bundle
-from kvjax.checkpoint._format import LostBaseError
+from kvjax.checkpoint._disk.format import LostBaseError
 from tests.support.marks import slow
 from tests.support.tables import AWKWARD
 

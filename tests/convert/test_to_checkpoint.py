@@ -123,7 +123,7 @@ def test_rows_are_read_piece_by_piece(format, tmp_path, monkeypatch):
     """Of 40 MB, an import and an export have a part in memory; beside it there are some numbers for each bucket."""
     pytest.importorskip({"parquet": "pyarrow", "safetensors": "safetensors"}.get(format, "numpy"))
     monkeypatch.setattr(source, "PIECE_BYTES", 1 << 19)
-    monkeypatch.setattr("kvjax.checkpoint._format._CHUNK_BYTES", 1 << 18)
+    monkeypatch.setattr("kvjax.checkpoint._disk.format._CHUNK_BYTES", 1 << 18)
     seen = []
     n, where, how = 50_000, tmp_path / f"rows.{format}", {}
     values = np.tile(np.arange(n, dtype=np.float32)[:, None], (1, 200))

@@ -11,7 +11,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 import kvjax.orbax
-from kvjax.checkpoint._format import CheckpointError
+from kvjax.checkpoint._disk.format import CheckpointError
 from tests.support import processes
 from tests.support.checkpoints import IDS, assert_equal, save, trained
 from tests.support.marks import slow
@@ -52,7 +52,7 @@ def test_what_v0_has_saved_v1_reads(make, tmp_path):
 def test_an_item_of_another_step_is_refused(make, tmp_path, monkeypatch):
     """Also where Orbax says only at the end of a save when the step was begun."""
     table = make(2)
-    monkeypatch.setattr("kvjax.checkpoint._catalog._SLACK", 0)  # for saves of the same second
+    monkeypatch.setattr("kvjax.checkpoint._chains.catalog._SLACK", 0)  # for saves of the same second
     for step in "12":
         table = table.upsert(IDS, np.full((5, 2), int(step)))
         ocp.save_checkpointables(tmp_path / step, {"tables": kvjax.orbax.StatefulTables({"t": table})})

@@ -71,7 +71,7 @@ def test_a_part_is_in_memory(prune, make, tmp_path, monkeypatch):
     which a rule is asked."""
     monkeypatch.setattr(source, "PIECE_BYTES", 1 << 19)
     monkeypatch.setattr("kvjax.serving._write._BLOCK_BYTES", 1 << 19)
-    monkeypatch.setattr("kvjax.checkpoint._format._CHUNK_BYTES", 1 << 18)
+    monkeypatch.setattr("kvjax.checkpoint._disk.format._CHUNK_BYTES", 1 << 18)
     table = make(200, initializer=0.5).upsert(np.arange(50_000), np.ones((50_000, 200)))
     save(tmp_path / "c/0", [table], cursor="part")
     save(tmp_path / "c/1", [table.upsert([0, 1], np.zeros((2, 200))).remove([100])], since="part")

@@ -10,9 +10,9 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 import kvjax
-from kvjax.checkpoint import _arrays
-from kvjax.checkpoint._catalog import write_manifest
-from kvjax.checkpoint._format import digest
+from kvjax.checkpoint._chains.catalog import write_manifest
+from kvjax.checkpoint._disk.arrays import ArrayWriter, Spent
+from kvjax.checkpoint._disk.format import digest
 
 IDS = np.array([2**40, -1, 0, -(2**63), 2**63 - 1])
 
@@ -40,7 +40,7 @@ def rewrite(folder, table, arrays=None, meta=None):
     for path, array in (arrays or {}).items():
         shutil.rmtree(folder / table / path)
         (folder / table / path).mkdir()
-        writer = _arrays.ArrayWriter(folder / table / path, array.dtype, array.shape, _arrays.Spent())
+        writer = ArrayWriter(folder / table / path, array.dtype, array.shape, Spent())
         writer.add(array)
         writer.end()
     path = folder / table / "kvjax.json"

@@ -31,12 +31,12 @@ from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behin
 from kvjax._values.dtypes import row_dtype
 from kvjax._values.errors import fail, warn
 from kvjax._values.snapshot import ADMISSION_COLUMNS
-from kvjax.checkpoint._chain import Chain
-from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._format import POOL
-from kvjax.checkpoint._rules import dump, load, load_initializer
-from kvjax.checkpoint._stored import EQUAL_FIELDS, FIELDS, made_with
-from kvjax.checkpoint._taken_rows import converted, only, own_rows, without_slots
+from kvjax.checkpoint._chains.chain import Chain
+from kvjax.checkpoint._chains.chain_rows import ChainRows
+from kvjax.checkpoint._disk.format import POOL
+from kvjax.checkpoint._disk.rules import dump, load, load_initializer
+from kvjax.checkpoint._disk.stored import EQUAL_FIELDS, FIELDS, made_with
+from kvjax.checkpoint._tables.taken_rows import converted, only, own_rows, without_slots
 from kvjax.storage import Storage
 
 

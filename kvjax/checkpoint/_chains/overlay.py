@@ -11,7 +11,7 @@ from kvjax._formats.source import Type
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import NONE, among
 from kvjax._values.snapshot import Columns, column_types, concat, take
-from kvjax.checkpoint._format import REMOVED
+from kvjax.checkpoint._disk.format import REMOVED
 
 
 def overlaid(parts: Sequence[Columns], types: Mapping[str, Type]) -> dict[str, np.ndarray]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from kvjax._values.snapshot import ADMISSION_COLUMNS, column_types
-from kvjax.checkpoint import _arrays
-from kvjax.checkpoint._arrays import Reading
-from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import FORMAT, POOL, REMOVED, Damaged, array_folder, shard_folder, shards_of
+from kvjax.checkpoint._disk import arrays
+from kvjax.checkpoint._disk.arrays import Reading
+from kvjax.checkpoint._disk.files import Files
+from kvjax.checkpoint._disk.format import FORMAT, POOL, REMOVED, Damaged, array_folder, shard_folder, shards_of
 from kvjax.ffi import host
 
 _ALL = slice(None)
@@ -58,7 +58,7 @@ class _Array:
         if 0 in shape:
             return lambda: np.zeros(shape, self.dtype)
         if self.packed:
-            from kvjax.checkpoint._packed import PackedReading as Way  # and TensorStore, which is large
+            from kvjax.checkpoint._disk.packed import PackedReading as Way  # and TensorStore, which is large
         else:
             Way = Reading
         return Way(self.files, self.folder, self.dtype, self.shape, start, stop, self._kept).end
@@ -70,9 +70,9 @@ class _Array:
           Damaged: they are not.
         """
         if self.packed:
-            from kvjax.checkpoint._packed import check_sizes as check
+            from kvjax.checkpoint._disk.packed import check_sizes as check
         else:
-            check = _arrays.check_sizes
+            check = arrays.check_sizes
         check(self.files, self.folder, self.dtype, self.shape)
 
 

@@ -15,15 +15,15 @@ from kvjax._table.table import Table, check_table, is_table
 from kvjax._values.errors import fail, warn
 from kvjax._values.names import is_name
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint._built_on import built_on, listed
-from kvjax.checkpoint._catalog import write_manifest
-from kvjax.checkpoint._cursors import agreed, check_not_at, cursor_at, finished, key_of, moving
-from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._new import begin
+from kvjax.checkpoint._chains.built_on import built_on, listed
+from kvjax.checkpoint._chains.catalog import write_manifest
+from kvjax.checkpoint._chains.locate import PathLike
+from kvjax.checkpoint._chains.new import begin
+from kvjax.checkpoint._disk.stored import Stored
 from kvjax.checkpoint._prune import in_words
-from kvjax.checkpoint._stored import Stored
-from kvjax.checkpoint._unsaved_copies import warn_of_unsaved_copies
-from kvjax.checkpoint._write import freeze, savers, write
+from kvjax.checkpoint._tables.cursors import agreed, check_not_at, cursor_at, finished, key_of, moving
+from kvjax.checkpoint._tables.unsaved_copies import warn_of_unsaved_copies
+from kvjax.checkpoint._tables.write import freeze, savers, write
 
 T = TypeVar("T")
 

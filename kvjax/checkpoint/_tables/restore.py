@@ -22,10 +22,10 @@ from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.tracing import check_not_traced
-from kvjax.checkpoint._chain import Chain, unreplaced
-from kvjax.checkpoint._cursors import put
-from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._restore import Ready, Restore, RestoreOptions
+from kvjax.checkpoint._chains.chain import Chain, unreplaced
+from kvjax.checkpoint._chains.locate import PathLike
+from kvjax.checkpoint._tables.cursors import put
+from kvjax.checkpoint._tables.restore_table import Ready, Restore, RestoreOptions
 from kvjax.storage import Storage
 
 Wanted: TypeAlias = Mapping[str, Table | str | None] | Sequence[Table | str] | None

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from kvjax._formats.manifest import has_manifest
 from kvjax._formats.paths import AnyPath
-from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._chain import Chain, beside
-from kvjax.checkpoint._files import is_same, json_at
-from kvjax.checkpoint._format import META, Damaged
-from kvjax.checkpoint._locate import UNDER_WAY
+from kvjax.checkpoint._chains.catalog import Catalog
+from kvjax.checkpoint._chains.chain import Chain, beside
+from kvjax.checkpoint._chains.locate import UNDER_WAY
+from kvjax.checkpoint._disk.files import is_same, json_at
+from kvjax.checkpoint._disk.format import META, Damaged
 
 _MOST_NAMED = 3
 

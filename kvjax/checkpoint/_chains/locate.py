@@ -13,9 +13,9 @@ from kvjax._formats.atomic import UNFINISHED, recovered, saying
 from kvjax._formats.choices import FILE_FORMATS
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.paths import PathLike as PathLike
-from kvjax.checkpoint._files import json_at
-from kvjax.checkpoint._format import FORMAT, META, PACKED, UNLISTED, CheckpointError, Damaged
-from kvjax.checkpoint._threads import side_by_side
+from kvjax.checkpoint._disk.files import json_at
+from kvjax.checkpoint._disk.format import FORMAT, META, PACKED, UNLISTED, CheckpointError, Damaged
+from kvjax.checkpoint._disk.threads import side_by_side
 
 
 def locate(path: PathLike, op: str) -> AnyPath:

@@ -11,12 +11,12 @@ from kvjax._formats.atomic import NewFolder, NewInStore, new_folder, saying
 from kvjax._formats.manifest import checkpoint_around
 from kvjax._formats.paths import AnyPath
 from kvjax._values.errors import fail
-from kvjax.checkpoint._built_on import built_on, listed
-from kvjax.checkpoint._catalog import write_manifest
-from kvjax.checkpoint._chain import Chain
-from kvjax.checkpoint._files import is_same
-from kvjax.checkpoint._format import META, POOL, CheckpointError
-from kvjax.checkpoint._locate import is_checkpoint, is_table_folder, is_unfinished
+from kvjax.checkpoint._chains.built_on import built_on, listed
+from kvjax.checkpoint._chains.catalog import write_manifest
+from kvjax.checkpoint._chains.chain import Chain
+from kvjax.checkpoint._chains.locate import is_checkpoint, is_table_folder, is_unfinished
+from kvjax.checkpoint._disk.files import is_same
+from kvjax.checkpoint._disk.format import META, POOL, CheckpointError
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from kvjax._values.exported import SLOT
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import among
 from kvjax._values.snapshot import take, waiting_of
-from kvjax.checkpoint._chain_rows import ChainRows
+from kvjax.checkpoint._chains.chain_rows import ChainRows
 
 if TYPE_CHECKING:
     from kvjax._spec.placement import Placement

@@ -11,9 +11,9 @@ import numpy as np
 
 from kvjax._formats.atomic import flush, saying
 from kvjax._formats.paths import AnyPath
-from kvjax.checkpoint._arrays import ArrayWriter
-from kvjax.checkpoint._files import FileEntry, write_text
-from kvjax.checkpoint._format import (
+from kvjax.checkpoint._disk.arrays import ArrayWriter
+from kvjax.checkpoint._disk.files import FileEntry, write_text
+from kvjax.checkpoint._disk.format import (
     META,
     POOL,
     CheckpointError,
@@ -22,7 +22,7 @@ from kvjax.checkpoint._format import (
     shard_list,
     table_folder,
 )
-from kvjax.checkpoint._pace import Pace, Spent
+from kvjax.checkpoint._disk.pace import Pace, Spent
 
 if TYPE_CHECKING:
     from kvjax._table.frozen import FrozenRows

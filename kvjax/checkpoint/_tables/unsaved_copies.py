@@ -12,7 +12,7 @@ from kvjax._table.frozen import freeze_rows
 from kvjax._table.live import of_newest
 from kvjax._table.table import Table
 from kvjax._values.errors import warn
-from kvjax.checkpoint._write import shared_placement
+from kvjax.checkpoint._tables.write import shared_placement
 from kvjax.ffi import host, is_device
 
 

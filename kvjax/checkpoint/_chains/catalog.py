@@ -12,9 +12,9 @@ from urllib.parse import unquote
 from kvjax._formats.atomic import flush, saying
 from kvjax._formats.paths import AnyPath
 from kvjax._values.numbers import is_integer
-from kvjax.checkpoint._fields import check_meta
-from kvjax.checkpoint._files import MOST_JSON, Files, json_at, read, read_again, read_json, write_text
-from kvjax.checkpoint._format import (
+from kvjax.checkpoint._chains.locate import UNDER_WAY, said_by_step, unlisted_tables
+from kvjax.checkpoint._disk.files import MOST_JSON, Files, json_at, read, read_again, read_json, write_text
+from kvjax.checkpoint._disk.format import (
     FORMAT,
     MANIFEST,
     META,
@@ -29,7 +29,7 @@ from kvjax.checkpoint._format import (
     shard_list,
     table_folder,
 )
-from kvjax.checkpoint._locate import UNDER_WAY, said_by_step, unlisted_tables
+from kvjax.checkpoint._disk.meta import check_meta
 
 T = TypeVar("T")
 

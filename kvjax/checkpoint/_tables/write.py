@@ -22,13 +22,13 @@ from kvjax._table.live import of_newest
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import Snapshot
-from kvjax.checkpoint._best import part_of_best
-from kvjax.checkpoint._cursors import Cursor
-from kvjax.checkpoint._format import POOL, REMOVED
-from kvjax.checkpoint._rules import name_of
-from kvjax.checkpoint._stored import Stored, described, made_with
-from kvjax.checkpoint._threads import side_by_side
-from kvjax.checkpoint._write_shard import write_shard
+from kvjax.checkpoint._disk.format import POOL, REMOVED
+from kvjax.checkpoint._disk.rules import name_of
+from kvjax.checkpoint._disk.stored import Stored, described, made_with
+from kvjax.checkpoint._disk.threads import side_by_side
+from kvjax.checkpoint._disk.write_shard import write_shard
+from kvjax.checkpoint._tables.best import part_of_best
+from kvjax.checkpoint._tables.cursors import Cursor
 from kvjax.initializers import Pool
 
 

@@ -26,8 +26,8 @@ Orbax's and of this page. What is longer than a file system takes is cut, and ge
 Everything goes below one directory; that a checkpoint is there as a whole or not at all is for the caller to see to, as
 Orbax does.
 
-Only making, saving and restoring tables loads JAX (`_save`, `_write`, `_restore`, ...): whatever reads or rewrites
-checkpoints alone does without, and so the command line does.
+Only saving and restoring tables loads JAX (`_tables/`): whatever reads or rewrites checkpoints alone does without, and
+so the command line does.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import numpy as np
 import tensorstore as ts
 
 from kvjax._formats.source import row_bytes
-from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import Damaged
+from kvjax.checkpoint._disk.files import Files
+from kvjax.checkpoint._disk.format import Damaged
 
 _CHUNK_BYTES = 1 << 22
 # Bytes that a byte of zstd can stand for: a block of 4 bytes is 128 KiB at most.

@@ -17,10 +17,10 @@ from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._table.changes import Mark, close_cursor, open_cursor
 from kvjax._table.table import Table
-from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._chain import Chain, Places, places_of
-from kvjax.checkpoint._files import is_same
-from kvjax.checkpoint._format import CheckpointError
+from kvjax.checkpoint._chains.catalog import Catalog
+from kvjax.checkpoint._chains.chain import Chain, Places, places_of
+from kvjax.checkpoint._disk.files import is_same
+from kvjax.checkpoint._disk.format import CheckpointError
 
 Key = tuple[str, tuple[str, ...]]
 """The name of a cursor, and those of its tables, sorted."""

@@ -16,9 +16,9 @@ from kvjax._values.names import is_name
 from kvjax._values.numbers import integer_in, is_integer, is_real
 from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import ADMISSION_COLUMNS
-from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, UNLISTED, Damaged, shards_of
-from kvjax.checkpoint._rules import NeedsFunctionError, dump, load, load_initializer
-from kvjax.checkpoint._stored import RULES
+from kvjax.checkpoint._disk.format import FORMAT, PACKED, REMOVED, UNLISTED, Damaged, shards_of
+from kvjax.checkpoint._disk.rules import NeedsFunctionError, dump, load, load_initializer
+from kvjax.checkpoint._disk.stored import RULES
 from kvjax.ffi import host
 from kvjax.initializers import Pool, resolve
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvjax._spec.options import saved_as
-from kvjax.checkpoint._format import FORMAT
-from kvjax.checkpoint._rules import dump
+from kvjax.checkpoint._disk.format import FORMAT
+from kvjax.checkpoint._disk.rules import dump
 from kvjax.ffi import host
 
 if TYPE_CHECKING:

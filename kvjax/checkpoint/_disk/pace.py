@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from kvjax._formats.paths import AnyPath
-from kvjax.checkpoint._files import FileEntry, write_file
+from kvjax.checkpoint._disk.files import FileEntry, write_file
 
 _SHARE = 1 / 80
 _LONGEST = 300.0

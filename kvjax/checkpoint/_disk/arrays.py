@@ -10,11 +10,11 @@ import numpy as np
 
 from kvjax._formats.paths import AnyPath
 from kvjax._formats.source import row_bytes
-from kvjax.checkpoint._direct import aligned, give_back
-from kvjax.checkpoint._files import FileEntry, Files
-from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows
-from kvjax.checkpoint._pace import Spent
-from kvjax.checkpoint._threads import THREADS
+from kvjax.checkpoint._disk.direct import aligned, give_back
+from kvjax.checkpoint._disk.files import FileEntry, Files
+from kvjax.checkpoint._disk.format import Damaged, chunk_path, chunk_rows
+from kvjax.checkpoint._disk.pace import Spent
+from kvjax.checkpoint._disk.threads import THREADS
 
 ZARR = "zarr.json"
 

@@ -16,11 +16,11 @@ from kvjax._values.exported import ROW_COLUMNS, SLOT
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import NONE, overlaid_counts
 from kvjax._values.snapshot import concat, joined_admission, take, waiting_of
-from kvjax.checkpoint._chain import Chain, Link
-from kvjax.checkpoint._format import REMOVED, Damaged
-from kvjax.checkpoint._overlay import counts_of, meta_of, overlaid, types_of
-from kvjax.checkpoint._read import Shard, at_once, check_sizes, read_pool
-from kvjax.checkpoint._rules import shared_key
+from kvjax.checkpoint._chains.chain import Chain, Link
+from kvjax.checkpoint._chains.overlay import counts_of, meta_of, overlaid, types_of
+from kvjax.checkpoint._disk.format import REMOVED, Damaged
+from kvjax.checkpoint._disk.read_shard import Shard, at_once, check_sizes, read_pool
+from kvjax.checkpoint._disk.rules import shared_key
 from kvjax.ffi import host
 
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import Damaged
+from kvjax.checkpoint._disk.files import Files
+from kvjax.checkpoint._disk.format import Damaged
 
 T = TypeVar("T")
 

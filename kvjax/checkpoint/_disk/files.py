@@ -16,8 +16,8 @@ import numpy as np
 from kvjax._formats.atomic import saying, written
 from kvjax._formats.paths import AnyPath
 from kvjax._formats.regular import identity_of, opened
-from kvjax.checkpoint._direct import write_all
-from kvjax.checkpoint._format import Damaged, Missing, digest
+from kvjax.checkpoint._disk.direct import write_all
+from kvjax.checkpoint._disk.format import Damaged, Missing, digest
 
 if TYPE_CHECKING:
     from kvjax._formats.stores import StorePath
