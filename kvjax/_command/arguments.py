@@ -64,6 +64,7 @@ def _inspect(command: argparse.ArgumentParser) -> None:
         "matplotlib)",
         "FILE",
     )
+    _overwrite(command, "file of --plot")
 
 
 def _top(command: argparse.ArgumentParser) -> None:
@@ -131,7 +132,7 @@ def _merge(command: argparse.ArgumentParser) -> None:
 def _convert(command: argparse.ArgumentParser) -> None:
     _path(command, "source", "a checkpoint, a file, or what --from names")
     _path(command, "out", "the file, the prefix of DeepRec's files, or the folder of a new checkpoint")
-    _overwrite(command)
+    _overwrite(command, "file or checkpoint")
     command.add_argument(
         "--table", help="name of the table, or of the other system's variable; by default the file's name"
     )
@@ -237,8 +238,8 @@ def _base(command: argparse.ArgumentParser) -> None:
     _path(command, "--base", text + "; may be repeated", "FOLDER", action="append")
 
 
-def _overwrite(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--overwrite", action="store_true", help="replace an existing checkpoint")
+def _overwrite(command: argparse.ArgumentParser, what: str = "checkpoint") -> None:
+    command.add_argument("--overwrite", action="store_true", help=f"replace an existing {what}")
 
 
 def _path(command: Any, name: str, text: str, metavar: str | None = None, **options: Any) -> None:

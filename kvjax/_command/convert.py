@@ -6,7 +6,7 @@ import argparse
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from kvjax._command.output import print_json, print_table, progress
+from kvjax._command.output import check_new, print_json, print_table, progress
 from kvjax._command.prune import rules_of
 from kvjax._formats.atomic import scratch_of
 from kvjax._formats.choices import EXPORTED, FILE_FORMATS
@@ -42,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
         )
     check_outside(out.resolve(), "convert")
     _check_used(args, kind, to)
+    if to != "kvjax":
+        index = anywhere(f"{args.out}.index", "convert")
+        check_new(index if to == "deeprec" else out, args.overwrite, "convert")
     said = _out(args, to) if kind == "kvjax" else _in(args, kind, to)
     if args.json:
         print_json(said)
@@ -63,7 +66,7 @@ def _check_used(args: argparse.Namespace, kind: str, to: str) -> None:
     bare = kind in _BARE
     used = {
         "table": kind not in FILE_FORMATS or to in ("kvjax", "deeprec"), "base": kind == "kvjax",
-        "overwrite": to == "kvjax", "slots": to != "kvjax", "slot": others, "fill": others,
+        "slots": to != "kvjax", "slot": others, "fill": others,
         "score": kind == "dynamicemb", "column": kind in FILE_FORMATS, "partitions": to == "deeprec",
         "quantise": to in FILE_FORMATS, "dim": bare,
         "key_dtype": bare, "dtype": kind != "kvjax", "source_dtype": kind == "tfra",

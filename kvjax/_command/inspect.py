@@ -17,6 +17,8 @@ _QUANTILES = {"min": 0, "10%": 10, "median": 50, "90%": 90, "99%": 99, "max": 10
 
 def run(args: argparse.Namespace) -> int:
     """Prints them."""
+    if args.overwrite and not args.plot:
+        raise ValueError("kvjax inspect: want --plot beside --overwrite, got none; leave it out, or say --plot FILE")
     folder, about = unreplaced(args.checkpoint, args.base, "inspect", lambda chain: _read(chain, args))
     if args.json:
         print_json({"checkpoint": str(folder), "tables": about})
@@ -52,7 +54,7 @@ def _read(chain: Chain, args: argparse.Namespace) -> tuple[AnyPath, list[dict[st
     if args.plot:
         from kvjax._command.plot import plot
 
-        plot(args.plot, args.checkpoint, tables, args.base)
+        plot(args.plot, args.checkpoint, tables, args.base, args.overwrite)
     return chain.catalog.directory, about
 
 

@@ -10,6 +10,20 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+from kvjax._formats.paths import AnyPath
+
+
+def check_new(path: AnyPath, overwrite: bool, command: str) -> None:
+    """Whether a command may write a file: none replaces one without --overwrite.
+
+    Raises:
+      ValueError: there is one.
+    """
+    if not overwrite and path.is_file():
+        raise ValueError(
+            f"kvjax {command}: want a path with nothing there, got {path}, which exists; give another, or --overwrite"
+        )
+
 
 def print_json(value: object) -> None:
     """As JSON; data classes and NumPy's numbers, too. What is no finite number is null, as JSON has no other."""

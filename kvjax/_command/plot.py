@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvjax._command.output import check_new
 from kvjax._command.saved import SavedTable, tables_of
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import needed
@@ -26,8 +27,9 @@ _BARS = 40
 
 
 def plot(
-    path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTable], base: Sequence[str] | None
-) -> None:
+    path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTable], base: Sequence[str] | None,
+    overwrite: bool,
+) -> None:  # fmt: skip
     """Draws a row of panels for each table.
 
     Args:
@@ -35,9 +37,10 @@ def plot(
       checkpoint: as it was given: below a manager's root, or a folder of numbered checkpoints, there are others, too.
       tables: of the last one.
       base: where to look for what deltas build on.
+      overwrite: whether it may take the place of what is there.
 
     Raises:
-      ValueError: there is no picture with this ending, or it would be in a checkpoint.
+      ValueError: there is no picture with this ending, or it would be in a checkpoint, or something is there.
       OSError: there can be no file.
     """
     check_outside(anywhere(path, "inspect --plot").resolve(), "inspect --plot")
@@ -45,6 +48,7 @@ def plot(
     known, form = sorted(figure_of().canvas.get_supported_filetypes()), Path(path).suffix.removeprefix(".")
     if form not in known:
         raise ValueError(f"kvjax inspect --plot: want a name that ends with one of {known}, got {os.fspath(path)}")
+    check_new(anywhere(path, "inspect --plot"), overwrite, "inspect --plot")
     with replaced(path) as part, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font does not have
         _draw(figure_of, tables, _growth(checkpoint, base)).savefig(part, format=form)

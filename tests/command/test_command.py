@@ -232,6 +232,10 @@ def test_deltas(run, make, tmp_path):
 def test_plots_and_completion(manager, run, tmp_path):
     pytest.importorskip("matplotlib")
     assert run("inspect", manager, "--plot", tmp_path / "p.svg")[0] == 0
+    status, text = run("inspect", manager, "--plot", tmp_path / "p.svg")
+    assert status == 2 and f"want a path with nothing there, got {tmp_path}/p.svg, which exists; give" in text
+    assert run("inspect", manager, "--plot", tmp_path / "p.svg", "--overwrite")[0] == 0
+    assert "want --plot beside --overwrite" in run("inspect", manager, "--overwrite")[1]
     drawn = (tmp_path / "p.svg").read_text()
     assert drawn.count('id="axes_') == 8  # three distributions and the growth of two tables
     shtab = pytest.importorskip("shtab")

@@ -260,7 +260,7 @@ def test_columns_and_slots_from_a_shell(tmp_path, capsys):
     assert main([*args, "--slot", "m=mu"]) == 0
     slots = convert.from_npz(tmp_path / "d.npz").rows.slots
     assert slots["mu"].tolist() == [[2.0] * 3] * 2 and slots["count"].tolist() == [5, 5]
-    assert main([*args, "--slot", "m=mu", "--slot", "m=nu"]) == 2
+    assert main([*args, "--overwrite", "--slot", "m=mu", "--slot", "m=nu"]) == 2
     assert "want --slot m once" in capsys.readouterr().err
     os.mkdir(tmp_path / "tfra")
     (tmp_path / "tfra/t_mht_1of1_rank0_size1-keys").touch()
