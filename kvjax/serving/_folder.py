@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 import shutil
 import threading
@@ -26,6 +25,7 @@ from urllib.parse import quote
 
 from kvjax._formats.atomic import flush, saying, unlock, written
 from kvjax._formats.manifest import checkpoint_around
+from kvjax._formats.releases import is_release_name, releases_around
 from kvjax._values.errors import warn
 from kvjax.serving._format import FrozenError, contents
 from kvjax.serving._info import FILES, INFO, SUFFIX
@@ -76,15 +76,15 @@ class Folder:
         """
         try:
             with saying(f"releases, {op}", reads=True):
-                text = contents(self.path / "current", _MOST_NAMES)
+                text = contents(self.path / "current", _MOST_NAMES).decode(errors="replace")
         except (FileNotFoundError, NotADirectoryError) as error:
             got = "none" if self.path.is_dir() else "no such folder"
             raise self._unnamed(op, "a release that has been published", got) from error
         except FrozenError as error:
             raise self._unnamed(op, "the name of a release in its file 'current'", "no file of that") from error
-        if not _is_name(text):
+        if not is_release_name(text):
             raise self._unnamed(op, "the name of a release in its file 'current'", f"{text!r:.50}")
-        return text.decode()
+        return text
 
     def published(self, op: str) -> list[int]:
         """The numbers of the releases that are there, in order. A writer that was killed may have left one behind the
@@ -110,14 +110,14 @@ class Folder:
             return False
         try:
             with saying("releases, paused", reads=True):
-                names = contents(self.path / "paused", _MOST_NAMES).split()
+                names = contents(self.path / "paused", _MOST_NAMES).decode(errors="replace").split()
         except FileNotFoundError:
             return False
         except FrozenError as error:
             raise self._unsaid("no file of that") from error
-        if not names or not all(map(_is_name, names)):  # as if it were not: then a bad release would be back
-            raise self._unsaid(f"{b' '.join(names)!r:.50}")
-        return name.encode() in names
+        if not names or not all(map(is_release_name, names)):  # as if it were not: then a bad release would be back
+            raise self._unsaid(f"{' '.join(names)!r:.50}")
+        return name in names
 
     def _may_be_paused(self) -> bool:
         try:
@@ -140,7 +140,7 @@ class Folder:
         if not there:
             mend = (
                 f"give {around}"
-                if (around := self._around())
+                if (around := releases_around(self.path.resolve()))
                 else "check the path, or publish one with Releases.publish"
             )
             return self.failed(FrozenError, op, want, got, mend)
@@ -181,18 +181,12 @@ class Folder:
         """Whether releases may be here: what looks like an old one is removed, and all of it with what is around."""
         if checkpoint := checkpoint_around(self.path.resolve() / "current"):
             raise self.failed(FrozenError, op, "a place outside of checkpoints", f"{checkpoint}", "give another path")
-        if around := self._around():
-            raise self.failed(FrozenError, op, "a folder of releases", "one of them", f"give {around}")
+        if around := releases_around(self.path.resolve()):
+            raise self.failed(FrozenError, op, "a folder of releases", "a place of one of them", f"give {around}")
         numbered = [self.place(number) for number in self._numbers()] if self.path.is_dir() else []
         if other := next((place for place in numbered if not _is_release(place)), None):
             got = f"one with {other.name}, which is none, and would be removed as an old one"
             raise self.failed(FrozenError, op, "a folder of releases, or a new one", got, "give another path")
-
-    def _around(self) -> Path | None:
-        """The folder of which this is a release; None if it is none."""
-        path = self.path.resolve()
-        is_one = _is_name(path.name.encode()) and (path.parent / "current").is_file() and _is_release(path)
-        return path.parent if is_one else None
 
     def _lock(self, lock: int, op: str) -> None:
         end = time.monotonic() + _PATIENCE
@@ -278,14 +272,10 @@ class Folder:
         return self._numbers()
 
     def _numbers(self) -> list[int]:
-        return sorted(int(path.name) for path in self.path.iterdir() if _is_name(path.name.encode()))
+        return sorted(int(path.name) for path in self.path.iterdir() if is_release_name(path.name))
 
 
 os.register_at_fork(after_in_child=Folder.forget_threads)
-
-
-def _is_name(text: bytes) -> bool:
-    return re.fullmatch(rb"[0-9]{8}|[1-9][0-9]{8,17}", text) is not None
 
 
 def _is_release(place: Path) -> bool:

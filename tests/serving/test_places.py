@@ -1,9 +1,12 @@
-"""Releases in a folder that has something else."""
+"""Releases in a folder that has something else, and something else in a folder of releases."""
 
 import os
 
+import numpy as np
 import pytest
 
+import kvjax
+from kvjax.checkpoint import CheckpointError
 from kvjax.serving import FrozenError, Releases
 
 
@@ -24,3 +27,25 @@ def test_what_is_no_release_is_not_removed_as_an_old_one(tmp_path):
     with pytest.raises(FrozenError, match=r"publish: want a place outside of checkpoints, got .*saved; give"):
         Releases(tmp_path / "saved").publish({}, {"a file": b""})
     assert os.listdir(tmp_path / "saved") == ["kvjax.json"]
+
+
+def test_nothing_is_written_into_a_release(make, tmp_path):
+    table = make(2).upsert([1], np.ones((1, 2)))
+    saved = tmp_path / "saved"
+    kvjax.checkpoint.save(saved, [table])
+    releases = Releases(tmp_path / "model")
+    releases.publish({"user": table})
+    files = sorted(tmp_path.rglob("*"))
+    for place in ("00000001/new", "00000001", "00000050", "00000050/tables"):  # a release, or taken for an old one
+        path = tmp_path / "model" / place
+        for write, *args in (
+            (kvjax.checkpoint.save, path, [table]),
+            (kvjax.checkpoint.prune, saved, path, {}),
+            (kvjax.convert.export_checkpoint, saved, path / "a.npz"),
+        ):
+            with pytest.raises(CheckpointError, match=r"want a place outside of releases, got .*model; give"):
+                write(*args)
+        with pytest.raises(FrozenError, match=r"want a folder of releases, got a place of one of them; give .*model"):
+            Releases(path).publish({"user": table})
+    assert sorted(tmp_path.rglob("*")) == files and releases.publish({"user": table}).number == 2
+    kvjax.checkpoint.save(tmp_path / "model/other", [table])  # is no release's

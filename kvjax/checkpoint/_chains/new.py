@@ -10,6 +10,7 @@ from pathlib import Path
 from kvjax._formats.atomic import NewFolder, NewInStore, new_folder, saying
 from kvjax._formats.manifest import checkpoint_around
 from kvjax._formats.paths import AnyPath
+from kvjax._formats.releases import releases_around
 from kvjax._values.errors import fail
 from kvjax.checkpoint._chains.built_on import built_on, listed
 from kvjax.checkpoint._chains.catalog import write_manifest
@@ -76,7 +77,8 @@ def check_free(target: AnyPath, overwrite: bool, op: str, source: Chain | None =
 
     Raises:
       CheckpointError: something is there, or it is no checkpoint, or has something else in its folder, which is not
-        ours to replace, or it is the source, or another builds on it; or it would be in a checkpoint.
+        ours to replace, or it is the source, or another builds on it; or it would be in a checkpoint, or a
+        release.
     """
 
     def refused(want: str, but: str = "", mend: str = "give another path") -> Exception:
@@ -123,11 +125,12 @@ _SHARD = re.compile(r"shard-\d+-of-\d+(\.json)?")
 
 
 def check_outside(target: AnyPath, op: str) -> None:
-    """Whether a place is in no checkpoint.
+    """Whether a place is in no checkpoint, nor a release's of `kvjax.serving.Releases`, with which it would go.
 
     Raises:
-      CheckpointError: it is in one.
+      CheckpointError: it is.
     """
-    if (around := checkpoint_around(target)) is not None:
-        want, got = "a place outside of checkpoints", f"{target}, which is in {around}"
-        raise fail(CheckpointError, None, op, want, got, "give another path")
+    for what, around in (("checkpoints", checkpoint_around(target)), ("releases", releases_around(target))):
+        if around is not None:
+            want, got = f"a place outside of {what}", f"{target}, which is in {around}"
+            raise fail(CheckpointError, None, op, want, got, "give another path")
