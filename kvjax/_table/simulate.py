@@ -21,6 +21,7 @@ from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._table.registry import drop_table, get_table
 from kvjax._table.table import Table
+from kvjax._values.callables import check_progress
 from kvjax._values.integers import as_int64
 from kvjax._values.numbers import is_integer, is_real
 from kvjax.admit import Admission
@@ -86,7 +87,7 @@ def simulate(
       ValueError: a limit, the policy or the share is not possible; or a batch, or the sample of it, has more distinct
         keys than a limit has rows; or a step is not possible, or there are fewer than batches. (With `admit`, too many
         keys may be a JaxRuntimeError of the table, on a GPU a MemoryError.)
-      TypeError: `batches` has something other than keys.
+      TypeError: `batches` has something other than keys, or `progress` is not a function of a number.
       RuntimeError: a simulation is under way, as there is one at a time in a process.
 
     Example:
@@ -98,6 +99,7 @@ def simulate(
       None 0.44 5 0
     """
     limits, share = _limits(max_capacity), _share(sample)
+    check_progress(progress, "simulate")
     _check_rules(evict, admit)
     if not _is_series(batches):
         raise TypeError(f"kvjax: simulate: want the keys of each step, got {batches!r}; give a list of arrays")

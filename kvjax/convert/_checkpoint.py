@@ -14,6 +14,7 @@ from kvjax._formats.paths import anywhere
 from kvjax._formats.quantise import QuantisationReport
 from kvjax._formats.quantised_source import quantised
 from kvjax._formats.source import Source
+from kvjax._values.callables import check_progress
 from kvjax._values.exported import SLOT
 from kvjax._values.prune import Prune, PruneLike, rule_for
 from kvjax.checkpoint._chains.chain import Chain, only_table, unreplaced
@@ -87,6 +88,7 @@ def export_checkpoint(
     Raises:
       ValueError: there is no such checkpoint or table, or it is damaged, or the format cannot hold it, or the path is
         inside a checkpoint.
+      TypeError: `progress` is not a function of a number.
       ImportError: a library of the format is not installed.
 
     Example:
@@ -101,6 +103,7 @@ def export_checkpoint(
       >>> folder.cleanup()
     """
     path = anywhere(path, "export_checkpoint")
+    check_progress(progress, "export")
     check_outside(path.resolve(), "export")
     kind = format or path.suffix.removeprefix(".")
     if kind not in EXPORTED:

@@ -21,6 +21,7 @@ from kvjax._formats.paths import AnyPath, anywhere, local
 from kvjax._formats.source import offsets_of, ranges
 from kvjax._keys.buckets import by_bucket
 from kvjax._spec.options import ENTRIES, Request
+from kvjax._values.callables import check_progress
 from kvjax._values.dtypes import ROW_DTYPES, cast
 from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
@@ -119,7 +120,8 @@ def import_checkpoint(
         format.
       CheckpointError: there is something at the path, or with `overwrite` one that others build on, or the path is
         inside a checkpoint.
-      TypeError: `how` has an argument that the function of the format does not take.
+      TypeError: `how` has an argument that the function of the format does not take, or `progress` is not a function
+        of a number.
       ImportError: a library of the format is not installed.
 
     Example:
@@ -135,6 +137,7 @@ def import_checkpoint(
     """
     kind, out = format or Path(source).suffix.removeprefix("."), anywhere(path, "import_checkpoint").resolve()
     check_outside(out, "import")
+    check_progress(progress, "import")
     given = (anywhere if kind in FILE_FORMATS else local)(source, "import_checkpoint")
     if kind not in IMPORTED:
         mend = "say format=, or end the path with it"

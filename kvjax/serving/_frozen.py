@@ -66,7 +66,10 @@ class FrozenTable(FrozenReads):
     def __init__(self, path: Path, mapped: MappedFile | None = None, released: bool = False) -> None:
         """For `open` and `write`, and for what is of a release, whose files never change."""
         if mapped is None:
-            raise TypeError("kvjax: FrozenTable: want FrozenTable.open(path), got FrozenTable(path)")
+            raise fail(
+                TypeError, None, "FrozenTable", "a file that has been opened", f"FrozenTable({path!r:.80})",
+                "call FrozenTable.open(path), or FrozenTable.write(path, table) for a new file",
+            )  # fmt: skip
         super().__init__(mapped)
         self.path, self._mapped, self._released, self.error = path, mapped, released, mapped.description.error
 

@@ -6,6 +6,7 @@ import pytest
 
 import kvjax
 from kvjax import convert
+from kvjax._command.main import main
 from kvjax._formats import source
 from tests.support.checkpoints import assert_equal, trained
 from tests.support.marks import slow
@@ -65,3 +66,26 @@ def test_an_empty_table(make, tmp_path):
             tmp_path / "one", tmp_path / "out", format=format, prune=kvjax.Prune(min_norm=1, top_k=1)
         )
         assert report.rows == 0, format
+
+
+@pytest.mark.parametrize("progress, got", [(5, "got 5; give"), (lambda: None, "got one of .*: too many .*; give one")])
+def test_progress_that_is_no_function_of_a_number(progress, got, tmp_path):
+    place = tmp_path / "place"
+    for op, call in (
+        ("export", lambda: convert.export_checkpoint(place, place / "a.npz", progress=progress)),
+        ("import", lambda: convert.import_checkpoint(place / "a.npz", place, progress=progress)),
+        ("simulate", lambda: kvjax.simulate([], [None], progress=progress)),
+    ):
+        with pytest.raises(TypeError, match=f"^kvjax: {op}: want a function of a number, or None, as progress, {got}"):
+            call()
+
+
+@pytest.mark.parametrize("format, made", [("npz", "x"), ("deeprec", "x.index")])
+def test_the_command_replaces_no_file_unasked(format, made, make, tmp_path, capsys):
+    kvjax.checkpoint.save(tmp_path / "one", [make(1)])
+    (tmp_path / made).write_text("mine")
+    args = ["convert", str(tmp_path / "one"), str(tmp_path / "x"), "--to", format]
+    assert main(args) == 2 and (tmp_path / made).read_bytes() == b"mine"
+    want = f"want a path with nothing there, got {tmp_path / made}, which exists; give another, or --overwrite\n"
+    assert capsys.readouterr().err.endswith(want)
+    assert main([*args, "--overwrite"]) == 0 and (tmp_path / made).read_bytes() != b"mine"

@@ -367,7 +367,7 @@ def test_no_frozen_table(kind, tmp_path):
     path.mkdir() if kind == "folder" else path.write_text("" if kind == "nothing" else "x" * 5000)
     with pytest.raises(FrozenError, match=r"^kvjax: table .*, open: want a file"):
         FrozenTable.open(path)
-    with pytest.raises(TypeError, match=r"want FrozenTable.open\(path\)"):
+    with pytest.raises(TypeError, match=r"got FrozenTable\(.*; call FrozenTable.open\(path\)"):
         FrozenTable(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match=r"kvjax: open: want a file that FrozenTable.write has made, got none"):
         FrozenTable.open(tmp_path / "other")
