@@ -38,6 +38,11 @@ class Initial:
     pool: int = 0
     segments: tuple[tuple[int, str, float, float], ...] = ()
 
+    @property
+    def is_random(self) -> bool:
+        """Whether elements are random, and so take long."""
+        return any(kind not in ("constant", "pool") for _, kind, *_ in self.segments or ((0, self.kind),))
+
     def rows(self, xp: Any, keys: Any, hashes: Any, dim: int, pool: Any) -> Any:
         """Initial rows, not rounded yet.
 

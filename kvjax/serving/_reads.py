@@ -269,4 +269,8 @@ class FrozenReads:
     def _initial_rows(self, keys: np.ndarray, hashes: np.ndarray, op: str) -> np.ndarray:
         if self._initial is None:
             raise no_initial(self.name, op)
-        return rounded(self._initial.rows(np, keys, hashes, self.dim, self._pool), self._initial.dtype)
+        which: Any = slice(None)
+        if self._initial.is_random:  # then each key's is made once
+            _, first, which = np.unique(hashes, return_index=True, return_inverse=True)
+            keys, hashes = keys[first], hashes[first]
+        return rounded(self._initial.rows(np, keys, hashes, self.dim, self._pool), self._initial.dtype)[which]

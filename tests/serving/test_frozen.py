@@ -111,7 +111,7 @@ def test_changes_say_what_keys_without_a_row_read_as(make, tmp_path):
     assert releases.refresh().number == release.number
 
 
-def test_padding_makes_no_initial_row(make, tmp_path, monkeypatch):
+def test_neither_padding_nor_a_duplicate_makes_an_initial_row(make, tmp_path, monkeypatch):
     """A random row takes as long as dozens that are there, and a batch of histories is mostly padding."""
     table = make(2, initializer=INITIALIZERS["normal"]).upsert([1], [[1.0, 2.0]])
     frozen, made = FrozenTable.write(tmp_path / "t", table), []
@@ -122,6 +122,9 @@ def test_padding_makes_no_initial_row(make, tmp_path, monkeypatch):
     rows = frozen.lookup([[1, 7], [-1, 8]], mask=[[True, True], [True, False]], pad_id=-1)
     assert made == [7] and rows[1].tolist() == [[0, 0], [0, 0]]
     np.testing.assert_array_equal(rows[0], table.lookup([1, 7]))
+    made.clear()
+    np.testing.assert_array_equal(frozen.lookup([9, 7, 9, 1, 9]), table.lookup([9, 7, 9, 1, 9]))
+    assert sorted(made) == [7, 9]
 
 
 @slow
