@@ -37,7 +37,8 @@ def __dir__() -> list[str]:
 class max_norm:  # named as a function, for that is its use; a class, so that equal ones are equal
     """Scales rows down to a Euclidean norm of at most `limit`.
 
-    The norm is computed in float32, so a row whose norm is above about 1.8e19 becomes zeros: its square is infinite.
+    It is a function of a row ``(dim,)`` float32 that returns one. The norm is computed in float32, so a row whose norm
+    is above about 1.8e19 becomes zeros: its square is infinite.
 
     Attributes:
       limit: above 0.
@@ -67,7 +68,7 @@ class max_norm:  # named as a function, for that is its use; a class, so that eq
 
 @dataclasses.dataclass(frozen=True)
 class non_negative:
-    """Replaces negative elements by 0.
+    """Replaces negative elements by 0. It is a function of a row ``(dim,)`` float32 that returns one.
 
     Example:
       >>> import kvjax, jax.numpy as jnp

@@ -52,17 +52,19 @@ def value_and_grad(
 ) -> Callable[P, tuple[R, PyTree]]:
     """Like ``jax.value_and_grad``, for arguments whose trees hold tables.
 
-    In the place of each `Table`, the gradient has a `SparseRows` with one row per key that the loss looked up. (If a
-    table is in several places, the first place has the gradient of all its lookups.) The function is traced twice, even
-    outside ``jit``. There, it may go by values, as under ``jax.grad``, and is run twice more then; and a jitted
-    function, a ``scan``, a ``cond`` or a ``checkpoint`` to which the loss passes a table is compiled again in each
-    call, and a warning says so: put the whole step under ``jit``. Lookups may be under ``vmap``, in a ``scan``, whose
-    turns are the leading axes of their gradient, and in a jitted function that is called several times. A lookup that
-    runs several times in any other way, for instance in a ``scan`` inside of a ``shard_map`` of the loss, is an error
-    when the gradient is computed, and so is one in a function with a derivative of its own (``custom_vjp``): do the
-    lookup first, and pass the rows in. A trainable table that the loss closes
-    over has no gradient, and a warning names it. Lookups in a tree that went through ``jax.lax.stop_gradient`` have no
-    gradient, as with dense parameters.
+    In the place of each `Table`, the gradient has a `SparseRows` with one row per key that the loss looked up. If a
+    table is in several places, the first place has the gradient of all its lookups. Lookups in a tree that went through
+    ``jax.lax.stop_gradient`` have no gradient, as with dense parameters. A trainable table that the loss closes over
+    has none either, and a warning names it.
+
+    Lookups may be under ``vmap``, in a ``scan``, whose turns are the leading axes of their gradient, and in a jitted
+    function that is called several times. A lookup that runs several times in any other way, for instance in a ``scan``
+    inside of a ``shard_map`` of the loss, is an error when the gradient is computed, and so is one in a function with a
+    derivative of its own (``custom_vjp``): do the lookup first, and pass the rows in.
+
+    The function is traced twice, even outside ``jit``. There, it may go by values, as under ``jax.grad``, and is run
+    twice more then. A jitted function, a ``scan``, a ``cond`` or a ``checkpoint`` to which the loss passes a table is
+    compiled again in each call outside ``jit``, and a warning says so: put the whole step under ``jit``.
 
     Args:
       fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are not arrays).
@@ -78,8 +80,8 @@ def value_and_grad(
         arguments is a following handle (`Table.live`).
       TypeError: `argnums` has something other than integers, or positions at which the call has no argument; or a
         frozen table is to be differentiated, or an integer without `allow_int`.
-      RuntimeError: a lookup in the code runs more than once (in a compiled function it may be a ValueError, see
-        docs/troubleshooting.md).
+      RuntimeError: a lookup runs several times in another way than those above (in a compiled function it may be a
+        ValueError, see docs/troubleshooting.md).
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np

@@ -56,8 +56,8 @@ def get_table(name: str, given: Arguments) -> Table:
         that ids have 32 bits, and accepts them. The same 32 bits are then one key, signed or unsigned, in ``jit`` or
         not: -1 is 2**32 - 1 in a table of "uint32". Keys that need more bits, as salted and hashed ones do, are taken
         as they are.
-      dtype: of the rows, "float32", "bfloat16" or "float16". Gradients are
-        float32, and slots have the dtypes that the optimizer gives them for float32 rows.
+      dtype: of the rows, "float32", "bfloat16" or "float16". Gradients are float32, and slots have the dtypes that the
+        optimizer gives them for float32 rows.
       initializer: a number, by default 0; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key
         gets one; one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of
         ``jax.nn.initializers``. The function is traced, and called for each key with shape ``(1, dim)``: it must take
@@ -211,6 +211,9 @@ def tables() -> dict[str, Table]:
 
 def stats() -> dict[str, Stats]:
     """`Table.stats` of all tables of this process, by name. It does not wait for writes that are under way.
+
+    Raises:
+      RuntimeError, MemoryError: a table on a GPU has refused an earlier write, and no call has raised that yet.
 
     Example:
       >>> import kvjax

@@ -323,6 +323,7 @@ class Whole(Handle):
         Raises:
           TypeError: the call is inside ``jit``.
           ValueError: the call is inside a loss.
+          RuntimeError, MemoryError: a table on a GPU has refused an earlier write, and no call has raised that yet.
           KeyError: the table has been dropped.
 
         Example:

@@ -58,10 +58,12 @@ def partition(
     `partition` comes last in a chain, and its result must be used: in a compiled program an unused update is not done,
     and outside it leaves stale handles, which the next call reports. A transform after `partition` in a chain sees no
     rows: weight decay, a scale or a clip there would not change tables, so it is an error; put it into `dense` and
-    `tables`. Optax's wrappers that hold updates back cannot go around `partition`. Inside `tables` they would act on
-    each row separately: ``optax.apply_if_finite`` would skip rows instead of the step, and ``optax.MultiSteps`` would
-    never train rows that are rarely touched. Both are refused there, like other transforms that would be wrong row by
-    row (see `rowwise`). Put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss` around `partition` instead.
+    `tables`.
+
+    Optax's wrappers that hold updates back cannot go around `partition`: put `accumulate`, `apply_if_finite`,
+    `apply_if` or `scale_loss` there instead. Inside `tables` Optax's would act on each row separately:
+    ``optax.apply_if_finite`` would skip rows instead of the step, and ``optax.MultiSteps`` would never train rows that
+    are rarely touched. Both are refused there, like other transforms that would be wrong row by row (see `rowwise`).
 
     The step of a table is done as a whole or not at all. The steps of several tables are planned before the first is
     done, so if any table refuses (it is full and ``on_full="error"``, for example), or the user's code raises in an

@@ -58,6 +58,9 @@ def restore(
     The contents of a table that exists are replaced, including slots, frequencies and versions, and a handle given here
     may be stale. Any number of shards and processes may have written the checkpoint: a table stays in its place.
 
+    It needs memory for the new tables beside those that they replace, and about 90 MB, or 190 for a delta; with
+    `merge` also for a copy of each existing table.
+
     In several processes, all that have a part of a table restore together, with the same tables and arguments. What is
     restored without `tables` counts as part of all live tables and of `mesh`; a process may restore tables in one place
     alone if it names them.

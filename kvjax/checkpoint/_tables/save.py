@@ -46,8 +46,7 @@ def save(
     A save takes about 50 MB of memory, 13 bytes a row, and memory for the rows that training touches before they are
     saved: less than a tenth of a table of a gigabyte or more. Copied first are tables that are pruned, the changes of
     deltas, tables on a GPU, in an engine (`kvjax.storage.External`) or in several shards of a partitioner's, and what
-    `kvjax.optax.caught_up` and `averaged` return. A restore needs memory for the new tables beside those that they
-    replace, and about 90 MB, or 190 for a delta; with ``merge=True`` also for a copy of each existing table.
+    `kvjax.optax.caught_up` and `averaged` return.
 
     In a store, a checkpoint is listed once it is whole. A save that fails removes what it has written; what a killed
     save has written stays, and is ignored.
