@@ -8,10 +8,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference.md"
-MODULES = (
-    "kvjax", "kvjax.admit", "kvjax.evict", "kvjax.initializers", "kvjax.constraints", "kvjax.storage", "kvjax.flax",
-    "kvjax.flax.nnx", "kvjax.optax", "kvjax.orbax", "kvjax.checkpoint", "kvjax.convert", "kvjax.serving",
-)  # fmt: skip
+# The public modules, each with its guides.
+MODULES = {
+    "kvjax": "tables.md sharding.md serving.md#programs",
+    "kvjax.admit": "tables.md#which-keys-get-a-row-and-which-rows-stay",
+    "kvjax.evict": "tables.md#which-keys-get-a-row-and-which-rows-stay",
+    "kvjax.initializers": "tables.md#the-rows",
+    "kvjax.constraints": "tables.md#the-rows",
+    "kvjax.storage": "tables.md#tables-larger-than-memory cuda.md",
+    "kvjax.flax": "../README.md#the-training-loop recipes.md",
+    "kvjax.flax.nnx": "../README.md#the-training-loop recipes.md",
+    "kvjax.optax": "optimizers.md laziness.md",
+    "kvjax.orbax": "checkpoints.md restarts.md",
+    "kvjax.checkpoint": "checkpoints.md deltas.md",
+    "kvjax.convert": "exports.md migration.md",
+    "kvjax.serving": "serving.md frozen-format.md",
+}
 HEAD = """# Reference
 
 Every public name, with the first sentence of its docstring. The linked file, or `help(name)`, has the rest: shapes,
@@ -53,7 +65,9 @@ PUBLIC = {name for module in MODULES for name in dir(importlib.import_module(mod
 
 
 def lines_of(module):
-    yield from ("", f"## {module.__name__}", "", first_sentence(module.__doc__), "", "| | |", "|---|---|")
+    guides = ", ".join(f"[{guide.split('/')[-1].split('#')[0]}]({guide})" for guide in MODULES[module.__name__].split())
+    yield from ("", f"## {module.__name__}", "", first_sentence(module.__doc__), "", f"See {guides}.", "")
+    yield from ("| | |", "|---|---|")
     for name in sorted(dir(module), key=str.lower):
         x = getattr(module, name)
         if not inspect.ismodule(x) and not name.endswith("State"):
