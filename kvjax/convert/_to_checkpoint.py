@@ -31,8 +31,7 @@ from kvjax._values.snapshot import column_types
 from kvjax.checkpoint._chains.locate import PathLike
 from kvjax.checkpoint._chains.new import check_free, check_outside, new_checkpoint
 from kvjax.checkpoint._disk.format import FORMAT, Damaged
-from kvjax.checkpoint._disk.meta import check_meta
-from kvjax.checkpoint._disk.stored import FIELDS, RULES, described
+from kvjax.checkpoint._disk.meta import FIELDS, RULES, check_meta, described
 from kvjax.checkpoint._disk.write_shard import write_shard
 from kvjax.checkpoint._rewrite import prune as pruned
 from kvjax.convert._deeprec import open_deeprec

@@ -11,8 +11,8 @@ from kvjax._formats.paths import anywhere
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._chains.locate import PathLike
-from kvjax.checkpoint._disk.stored import Stored
 from kvjax.checkpoint._tables.save import copied
+from kvjax.checkpoint._tables.write import Stored
 
 PATIENCE = 10
 """Seconds that an error waits for Orbax to make its folders."""

@@ -13,7 +13,7 @@ import tensorstore as ts
 
 import kvjax
 from kvjax._command.main import main
-from kvjax.checkpoint._disk import rules, stored
+from kvjax.checkpoint._disk import meta, rules
 from tests.golden.reference import BUCKETS, bucket_of
 from tests.support.checkpoints import DAMAGES, IDS, assert_equal, restore, save, trained
 from tests.support.marks import few
@@ -236,7 +236,7 @@ def test_checkpoints_from_before_a_field_are_the_same_as_later_ones(make, tmp_pa
         return {k: v for k, v in said.items() if k != "max_age"} if isinstance(said, dict) and "rule" in said else said
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored, "dump", earlier)
+        patch.setattr(meta, "dump", earlier)
         kvjax.checkpoint.save(tmp_path / "old", {"t": table})
     kvjax.checkpoint.save(tmp_path / "new", {"t": table})
     files = [(tmp_path / name / "t/kvjax.json").read_text() for name in ("old", "new")]

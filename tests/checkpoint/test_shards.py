@@ -19,7 +19,7 @@ from kvjax._values.prune import norms_of
 from kvjax.checkpoint._chains.catalog import Catalog, write_manifest
 from kvjax.checkpoint._chains.chain import Chain
 from kvjax.checkpoint._chains.chain_rows import ChainRows
-from kvjax.checkpoint._disk import format, stored
+from kvjax.checkpoint._disk import format
 from kvjax.checkpoint._tables import taken_rows, write
 from tests.support.checkpoints import DAMAGES, array_at, chunks_of, restore, rewrite, save
 from tests.support.marks import few, few_rows, slow
@@ -178,7 +178,7 @@ def two_shards(make, mesh, tmp_path):
     meta = {key: value for key, value in meta.items() if key != "extras"}
     meta |= {"num_shards": 2, "shards": shards_meta, "name": "t"}
     for i, (arrays, rows) in enumerate(parts):
-        write.write(tmp_path, [stored.Stored(meta, arrays, rows, i)])
+        write.write(tmp_path, [write.Stored(meta, arrays, rows, i)])
     write_manifest(tmp_path)
     return tmp_path, table, whole
 

@@ -11,11 +11,10 @@ from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._values.errors import meant, warn
 from kvjax.checkpoint._chains.catalog import Catalog
-from kvjax.checkpoint._chains.copies import Copies
 from kvjax.checkpoint._chains.locate import UNDER_WAY, PathLike, all_at, is_checkpoint, locate
-from kvjax.checkpoint._disk.files import Files, Stamp, modified, stamp_of
+from kvjax.checkpoint._disk.files import Copies, Files, Stamp, modified, stamp_of
 from kvjax.checkpoint._disk.format import META, CheckpointError, LostBaseError
-from kvjax.checkpoint._disk.stored import EQUAL_FIELDS
+from kvjax.checkpoint._disk.meta import EQUAL_FIELDS
 
 T = TypeVar("T")
 

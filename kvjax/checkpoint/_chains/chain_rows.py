@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvjax._formats import source
-from kvjax._formats.source import Source, offsets_of, row_bytes
+from kvjax._formats.source import Source, Type, offsets_of, row_bytes
 from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
 from kvjax._values.exported import ROW_COLUMNS, SLOT
 from kvjax._values.integers import as_int64
-from kvjax._values.key_sets import NONE, overlaid_counts
-from kvjax._values.snapshot import concat, joined_admission, take, waiting_of
+from kvjax._values.key_sets import NONE, among, overlaid_counts
+from kvjax._values.snapshot import Columns, column_types, concat, joined_admission, take, waiting_of
 from kvjax.checkpoint._chains.chain import Chain, Link
-from kvjax.checkpoint._chains.overlay import counts_of, meta_of, overlaid, types_of
 from kvjax.checkpoint._disk.format import REMOVED, Damaged
 from kvjax.checkpoint._disk.read_shard import Shard, at_once, check_sizes, read_pool
 from kvjax.checkpoint._disk.rules import shared_key
@@ -48,8 +47,8 @@ class ChainRows:
         self.name = name
         self._links = [_LinkRows(link, name) for link in chain.links(name, since)]
         self.since: str | None = self._links[0].meta.get("delta", {}).get("since")
-        self.meta: dict[str, Any] = meta_of([link.meta for link in self._links])
-        self.types = types_of(self.meta)
+        self.meta: dict[str, Any] = _meta_of([link.meta for link in self._links])
+        self.types = _types_of(self.meta)
         self.row_bytes = sum(map(row_bytes, self.types.values()))
         self.bounds: np.ndarray = np.sum([link.offsets for link in self._links], axis=0)
 
@@ -84,7 +83,7 @@ class ChainRows:
         """
         wanted = {name: kind for name, kind in self.types.items() if names is None or name in ("keys", *names)}
         parts = [link.between(first, last, list(wanted)) for link in self._links]
-        columns = overlaid(parts, wanted)
+        columns = _overlaid(parts, wanted)
         return take(columns, by_bucket(columns["keys"])[0]) if len(parts) > 1 else columns
 
     def warn_if_behind(self, op: str) -> None:
@@ -141,7 +140,7 @@ class ChainRows:
 
     def counts(self) -> dict[str, np.ndarray]:
         """What admission knows of keys without a row, whole; waiting keys are sorted by (bucket, key)."""
-        counts = overlaid_counts(counts_of(link.meta, link.counts(), link.all_keys) for link in self._links)
+        counts = overlaid_counts(_counts_of(link.meta, link.counts(), link.all_keys) for link in self._links)
         if "pending_keys" in counts:
             counts |= take(waiting_of(counts), by_bucket(counts["pending_keys"])[0])
         return counts
@@ -239,3 +238,47 @@ def _check_sorted(keys: np.ndarray, first: int, last: int) -> None:
     after = (buckets[1:] > buckets[:-1]) | ((buckets[1:] == buckets[:-1]) & (words[1:] > words[:-1]))
     if len(words) and not (after.all() and buckets[0] >= first and buckets[-1] < last):
         raise Damaged(f"want distinct keys by (bucket, key) in buckets {first} to {last - 1}, got others")
+
+
+def _overlaid(parts: Sequence[Columns], types: Mapping[str, Type]) -> dict[str, np.ndarray]:
+    """Rows over rows, in no order: of each key that of the last part that has touched it, if that has one.
+
+    Args:
+      parts: columns of rows, those below first; where keys went, their "removed" ``(m,)`` int64.
+      types: of the columns to give. What a part lacks of them is zeros.
+    """
+    out: list[dict[str, np.ndarray]] = []
+    later = NONE  # keys that the parts above have touched; so the rows of each are copied once
+    for i, part in reversed(list(enumerate(parts))):
+        n = len(part["keys"])
+        rows = {
+            name: part[name] if name in part else np.zeros((n, *shape), dtype) for name, (dtype, shape) in types.items()
+        }
+        out.append(take(rows, ~among(as_int64(part["keys"]), later)) if len(later) else rows)
+        if i > 0:
+            later = np.union1d(later, _touched(part))
+    return concat(out[::-1])
+
+
+def _meta_of(metas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a table is at the last checkpoint of a chain, all but the number of its rows."""
+    slots = next((meta["slots"] for meta in metas if meta["slots"]), [])
+    return {name: value for name, value in metas[-1].items() if name not in ("delta", "rows")} | {"slots": slots}
+
+
+def _types_of(meta: Mapping[str, Any]) -> dict[str, Type]:
+    """Dtype and shape of what a row has in each column."""
+    return column_types(meta["dim"], np.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
+
+
+def _touched(part: Columns) -> np.ndarray:
+    """Which keys are not as below a part, sorted: those that it has, and those that it says went."""
+    return np.union1d(as_int64(part["keys"]), part.get(REMOVED, NONE))
+
+
+def _counts_of(
+    meta: Mapping[str, Any], counts: Columns, rows: Callable[[], Columns]
+) -> tuple[Columns, np.ndarray | None]:
+    """A part of `overlaid_counts`: what one checkpoint of a chain has, of a sketch always all."""
+    of_all = meta.get("delta", {}).get("counts_of_all", True)
+    return {"sketch": NONE, **counts}, None if of_all else _touched(rows())

@@ -1,14 +1,14 @@
-"""Fields: what kvjax.json may say of a table, each checked for its type and range before anything is made of it."""
+"""Meta: what kvjax.json says of a table, as it is written, and as it is read: each field is checked first."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from kvjax._spec.options import ENTRIES, ROUNDINGS, Request
+from kvjax._spec.options import ENTRIES, ROUNDINGS, Request, saved_as
 from kvjax._values.distributions import DISTRIBUTIONS
 from kvjax._values.dtypes import ROW_DTYPES, is_number
 from kvjax._values.key_width import KEY_DTYPES
@@ -18,12 +18,47 @@ from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import ADMISSION_COLUMNS
 from kvjax.checkpoint._disk.format import FORMAT, PACKED, REMOVED, UNLISTED, Damaged, shards_of
 from kvjax.checkpoint._disk.rules import NeedsFunctionError, dump, load, load_initializer
-from kvjax.checkpoint._disk.stored import RULES
 from kvjax.ffi import host
 from kvjax.initializers import Pool, resolve
 
+FIELDS = saved_as("fields")
+RULES = saved_as("rules")
+EQUAL_FIELDS = ("dim", "dtype", "key_dtype", "seed", "initializer")  # the key's type, or -1 would become 2**64 - 1
+"""In which a table is as what is restored into it, and a delta as what it builds on."""
+
 _MOST_ROWS = 2**48
 _MOST_SHARDS = 2**20
+
+
+def made_with(dim: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table was made with, as far as it is saved, by the names of arguments: the same in all its processes."""
+    return {"dim": dim} | {option: dump(options[option]) for option in (*FIELDS, *RULES)}
+
+
+def described(name: str, dim: int, options: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What kvjax.json says of a table.
+
+    Args:
+      name: of the table.
+      dim: of it.
+      options: what it has as each option that is saved.
+      shards: of each on disk "rows", "last_step", "slots" and "extras".
+    """
+    meta: dict[str, Any] = {
+        "format": FORMAT,
+        "name": name,
+        "dim": dim,
+        **{option: dump(options[option]) for option in FIELDS},
+        "options": {option: dump(options[option]) for option in RULES},
+        "num_buckets": host.NUM_BUCKETS,
+        "num_shards": len(shards),
+        "rows": sum(shard["rows"] for shard in shards),
+        "last_step": max(shard["last_step"] for shard in shards),
+        "slots": next((shard["slots"] for shard in shards if shard["slots"]), []),
+    }
+    if len(shards) == 1:
+        return meta | {"extras": shards[0]["extras"]}
+    return meta | {"shards": [{key: shard[key] for key in ("rows", "extras")} for shard in shards]}
 
 
 def check_meta(meta: Any, formats: Sequence[str], name: str) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from kvjax._values.snapshot import ADMISSION_COLUMNS
 from kvjax.checkpoint._chains.chain import Chain
 from kvjax.checkpoint._chains.chain_rows import ChainRows
 from kvjax.checkpoint._disk.format import POOL
+from kvjax.checkpoint._disk.meta import EQUAL_FIELDS, FIELDS, made_with
 from kvjax.checkpoint._disk.rules import dump, load, load_initializer
-from kvjax.checkpoint._disk.stored import EQUAL_FIELDS, FIELDS, made_with
 from kvjax.checkpoint._tables.taken_rows import converted, only, own_rows, without_slots
 from kvjax.storage import Storage
 

@@ -19,11 +19,10 @@ from kvjax.checkpoint._chains.built_on import built_on, listed
 from kvjax.checkpoint._chains.catalog import write_manifest
 from kvjax.checkpoint._chains.locate import PathLike
 from kvjax.checkpoint._chains.new import begin
-from kvjax.checkpoint._disk.stored import Stored
 from kvjax.checkpoint._prune import in_words
 from kvjax.checkpoint._tables.cursors import agreed, check_not_at, cursor_at, finished, key_of, moving
 from kvjax.checkpoint._tables.unsaved_copies import warn_of_unsaved_copies
-from kvjax.checkpoint._tables.write import freeze, savers, write
+from kvjax.checkpoint._tables.write import Stored, freeze, savers, write
 
 T = TypeVar("T")
 

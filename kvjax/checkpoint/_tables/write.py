@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from kvjax._formats.paths import AnyPath
 from kvjax._formats.source import Source, offsets_of, ranges, row_bytes
+from kvjax._keys.buckets import buckets_of
 from kvjax._sharded.processes import allgather_json, together
 from kvjax._spec.placement import Placement
 from kvjax._table.behind import warn_if_found_behind
@@ -20,16 +23,33 @@ from kvjax._table.contents import copied
 from kvjax._table.frozen import FrozenRows, freeze_rows
 from kvjax._table.live import of_newest
 from kvjax._table.table import Table
+from kvjax._values.integers import as_int64
 from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import Snapshot
 from kvjax.checkpoint._disk.format import POOL, REMOVED
+from kvjax.checkpoint._disk.meta import described, made_with
 from kvjax.checkpoint._disk.rules import name_of
-from kvjax.checkpoint._disk.stored import Stored, described, made_with
 from kvjax.checkpoint._disk.threads import side_by_side
 from kvjax.checkpoint._disk.write_shard import write_shard
-from kvjax.checkpoint._tables.best import part_of_best
 from kvjax.checkpoint._tables.cursors import Cursor
 from kvjax.initializers import Pool
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A table as it goes to disk: its description, and what this process has of it.
+
+    Attributes:
+      meta: what kvjax.json says.
+      arrays: those of which not each row has some, by name.
+      rows: the columns of rows; None if there is no part of the table here.
+      shard: which of the shards on disk this process writes, None for none. The first also writes what all share.
+    """
+
+    meta: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    rows: Source | FrozenRows | None
+    shard: int | None
 
 
 def freeze(name: str, table: Table, prune: PruneLike | None, since: Cursor | None) -> Stored:
@@ -104,10 +124,47 @@ def _pruned(table: Table, prune: PruneLike) -> tuple[Snapshot, np.ndarray]:
     rows = copy.rows
     if rule.top_k is not None and placement is not None:
         some = (array[passing] for array in (rows.keys, rows.freqs, rows.versions))
-        rule = dataclasses.replace(rule, top_k=part_of_best(placement, rule.top_k, *some))
+        rule = dataclasses.replace(rule, top_k=_part_of_best(placement, rule.top_k, *some))
     keep = rule.chosen(passing, rows.keys, rows.freqs, rows.versions)
     admission = rule.counts_kept(copy.admission)
     return dataclasses.replace(copy, offsets=offsets_of(keep)[copy.offsets], admission=admission), keep
+
+
+def _part_of_best(placement: Placement, k: int, keys: np.ndarray, freqs: np.ndarray, versions: np.ndarray) -> int:
+    """How many of this process's rows are among the k most frequent of all; all ask together.
+
+    Ties go to the row that was written later, then to the order of the disk, as in `kvjax.Prune`. Processes tell each
+    other one row at a time, some 2 log(n) times for each of them, and never all of theirs.
+
+    Args:
+      placement: of the table.
+      k: rows of all.
+      keys: ``(n,)``, of this process.
+      freqs: ``(n,)`` int64.
+      versions: ``(n,)`` int64.
+    """
+    words, buckets = as_int64(keys), buckets_of(keys)
+    order = np.lexsort((words, buckets, -versions, -freqs))
+
+    def place(i: int) -> list[int]:
+        at = order[i]
+        return [-int(freqs[at]), -int(versions[at]), int(buckets[at]), int(words[at])]
+
+    # Of the rows in order those before `low` are among them, and those from `high` on are not.
+    low, high, every = 0, len(order), range(len(order))
+    while True:
+        said = allgather_json(placement, [low, high, place((low + high) // 2) if low < high else None])
+        lows, highs, middles = zip(*said, strict=True)
+        if sum(highs) <= k:
+            return high
+        if sum(lows) == sum(highs):
+            return low
+        pivot = max(zip(highs, lows, middles, strict=True), key=lambda one: one[0] - one[1])[2]
+        through = min(max(bisect_right(every, pivot, key=place), low), high)
+        if sum(allgather_json(placement, through)) <= k:
+            low = through
+        else:
+            high = min(max(bisect_left(every, pivot, key=place), low), high)
 
 
 def _changes(table: Table, name: str, since: Cursor) -> TableChanges | None:
