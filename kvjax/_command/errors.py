@@ -22,15 +22,21 @@ def text_of(error: Exception, command: str) -> str:
     return str(error)
 
 
+_OTHERS = {"format": "to", "columns": "column", "slots": "slot", "scores": "score"}
+"""Arguments of functions whose options have other names."""
+
+
 def as_said(text: str, args: argparse.Namespace) -> str:
-    """An error of a function, with the flags of the command for its arguments."""
-    flags = {"overwrite=True": "--overwrite", 'dtype="float32"': "--dtype float32", "format=": "--to"}
-    flags["columns="] = "--column"
-    same = ("base", "quantise", "dim", "table", "dtype", "key_dtype", "source_dtype")
-    flags |= {f"{name}=": "--" + name.replace("_", "-") for name in same}
-    for argument, flag in flags.items():
-        if hasattr(args, flag.split()[0].removeprefix("--").replace("-", "_")):
-            text = re.sub(rf"\b{re.escape(argument)}", flag, text)
+    """An error of a function, with the options of the command for its arguments."""
+
+    def option(said: re.Match[str]) -> str:
+        argument, value = said.groups(default="")
+        name = next((name for name in (_OTHERS.get(argument), argument) if name and hasattr(args, name)), None)
+        if name is None:
+            return said[0]
+        return "--" + name.replace("_", "-") + ("" if value in ("", "True") else " " + value.strip("\"'"))
+
+    text = re.sub(r"""\b([a-z_]+)=(True|\d+|"\w+"|'\w+')?""", option, text)
     if args.command == "convert":  # which calls several functions
         text = re.sub(r"^kvjax: (table '.*?', )?(compact|export|import|save):", r"kvjax: \1convert:", text)
     return text if text.startswith("kvjax") else f"kvjax: {args.command}: {text}"  # of the system, say

@@ -270,6 +270,13 @@ def test_errors_name_the_flags_of_the_command(manager, run, tmp_path):
     assert run("prune", manager, tmp_path / "small", *rules, "--overwrite")[0] == 0
     assert "say which: --table" in run("convert", manager, tmp_path / "o.npz")[1]
     assert "got a folder, which gets all" in run("convert", manager, tmp_path / "o", "--table", "user")[1]
+    np.arange(3).tofile(tmp_path / "items_mht_1of1_rank0_size1-keys")
+    np.ones((3, 2), np.float32).tofile(tmp_path / "items_mht_1of1_rank0_size1-values")
+    for end in ("keys", "values"):
+        shutil.copy(tmp_path / f"items_mht_1of1_rank0_size1-{end}", tmp_path / f"items_m_mht_1of1_rank0_size1-{end}")
+    items = "convert", tmp_path, tmp_path / "new", "--from", "tfra", "--table", "items", "--dim", 2
+    status, text = run(*items, "--slot", "m=mu", "--fill", "mu=1")
+    assert status == 2 and "want --fill of slots that no file has, got ['mu'], which --slot takes" in text
     with pytest.raises(SystemExit, match="0"):
         run("--version")
 
