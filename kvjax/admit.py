@@ -24,8 +24,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from kvjax._values.arguments import integer_in, is_integer, is_real
 from kvjax._values.errors import check_choice
-from kvjax._values.numbers import integer_in, is_integer, is_real
 from kvjax.ffi import host
 
 __all__ = ["MinCount", "Probability", "Sketch"]

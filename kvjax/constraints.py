@@ -20,8 +20,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from kvjax._values.arguments import is_real
 from kvjax._values.errors import check_choice
-from kvjax._values.numbers import is_real
 
 if TYPE_CHECKING:
     import jax  # which is loaded where rows are: a checkpoint has names and numbers

@@ -23,9 +23,9 @@ from urllib.parse import quote
 import numpy as np
 
 from kvjax._process import PROCESS
+from kvjax._values.arguments import integer_in, is_real
 from kvjax._values.errors import check_choice
 from kvjax._values.exported import Exported
-from kvjax._values.numbers import integer_in, is_real
 
 __all__ = [
     "Every",

@@ -29,13 +29,13 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import ArrayLike, check_all_there
 from kvjax._values.columns import Columns, ColumnsLike, check_names, runs
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail
 from kvjax._values.function_initializer import Generated
 from kvjax._values.generators import Initializer, Segments, check_held
-from kvjax._values.numbers import is_integer
 
 __all__ = [
     "Generated", "Initializer", "Pool", "Segments", "constant", "from_pool", "normal", "ones", "segments",

@@ -24,8 +24,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from kvjax._formats.paths import local
-from kvjax._values.callables import why_not_taken
-from kvjax._values.numbers import is_integer
+from kvjax._values.arguments import is_integer, why_not_taken
 from kvjax.ffi import DEVICE, HOST, on_device
 
 __all__ = ["Device", "Engine", "External", "Host", "Hybrid", "Mmap"]

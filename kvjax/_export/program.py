@@ -22,8 +22,8 @@ from kvjax._lookup.readable import FrozenReadable
 from kvjax._process import PROCESS
 from kvjax._table.registry import tables
 from kvjax._table.table import Table, is_table
+from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import PyTree
-from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
 from kvjax.ffi import DEVICE, HOST
 

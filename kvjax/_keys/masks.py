@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import Keys
+from kvjax._keys.table_keys import keys_of
 from kvjax._values.arrays import array_of
 from kvjax._values.lookups import MASK_OF, check_mask, check_pad
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import as_keys
+from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import array_of, check_no_mask
 from kvjax._values.errors import fail
-from kvjax._values.numbers import is_integer
 
 MOST_COUNTED = 2**31 - 1
 """Where the count of steps in the state of `kvjax.optax.partition` stops."""

@@ -17,13 +17,13 @@ from kvjax._lookup.readable import FrozenReadable, Reader, reader_of
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
+from kvjax._values.arguments import is_integer, is_real
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.bags import Combiner
 from kvjax._values.dtypes import check_result
 from kvjax._values.errors import fail
 from kvjax._values.integers import salt_of
 from kvjax._values.lookups import Missing, clip_norm, missing_row
-from kvjax._values.numbers import is_integer, is_real
 
 _OF_BAGS = ("lengths", "segment_ids", "num_segments", "weights", "empty")
 

@@ -16,9 +16,9 @@ from kvjax._lookup.feature import Feature, Plan, plan
 from kvjax._lookup.readable import Readable
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._table.reads import Query
+from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
-from kvjax._values.numbers import is_integer
 
 FeatureLike: TypeAlias = Feature | tuple[Readable, KeysLike] | tuple[Readable, KeysLike, ArrayLike | None]
 

@@ -9,8 +9,8 @@ from kvjax._sharded.mesh import on_explicit
 from kvjax._table.checks import keys_for, version_to_write
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.table import Table, check_table
+from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import ArrayLike
-from kvjax._values.numbers import is_integer
 
 
 def prefetch(

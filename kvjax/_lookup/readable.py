@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import KeysLike
 from kvjax._keys.masks import mask_of
+from kvjax._keys.table_keys import keys_of
 from kvjax._lookup.sums import CALLS, PLAIN, plain_bag_ids
 from kvjax._ops import bags as bag_ops
 from kvjax._ops import routing

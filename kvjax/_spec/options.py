@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from kvjax import constraints
+from kvjax._values.arguments import is_integer, is_name
 from kvjax._values.dtypes import dtype_name, row_dtype
 from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import KEY_DTYPES
-from kvjax._values.names import is_name
-from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
 from kvjax.admit import Admission
 from kvjax.evict import Every, Policy

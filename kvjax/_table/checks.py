@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from kvjax import ffi
-from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import Keys
+from kvjax._keys.table_keys import keys_of
 from kvjax._process import PROCESS, check_process
 from kvjax._spmd.varying import manual_axes
 from kvjax._table import at_exit

@@ -19,8 +19,8 @@ from kvjax._table.checks import check_without_a_view, keys_for, version_to_read
 from kvjax._table.handle import Handle, wait
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.view import CaughtUpView, SlotView
-from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Transform, as_rowwise
+from kvjax._training.transform_errors import of_table
 from kvjax._values.arrays import ArrayLike, one_program, reals_of
 from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import x64_enabled

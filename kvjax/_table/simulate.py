@@ -16,14 +16,13 @@ import optax
 
 from kvjax import evict as policies
 from kvjax._keys.buckets import buckets_of
-from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.sparse_rows import SparseRows
+from kvjax._keys.table_keys import keys_of
 from kvjax._table.registry import drop_table, get_table
 from kvjax._table.table import Table
-from kvjax._values.callables import check_progress
+from kvjax._values.arguments import check_progress, is_integer, is_real
 from kvjax._values.integers import as_int64
-from kvjax._values.numbers import is_integer, is_real
 from kvjax.admit import Admission
 from kvjax.ffi import host
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from kvjax._keys.key_width import keys_of
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
+from kvjax._keys.table_keys import keys_of
 from kvjax._ops import order, training
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_together

@@ -18,12 +18,11 @@ from kvjax._table.handle import Handle, wait
 from kvjax._table.merges import merged
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.switch import same_slots, switched
-from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
-from kvjax._values.callables import why_not_taken
+from kvjax._training.transform_errors import of_table
+from kvjax._values.arguments import is_integer, why_not_taken
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
-from kvjax._values.numbers import is_integer
 from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import Snapshot
 

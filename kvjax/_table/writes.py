@@ -22,9 +22,9 @@ from kvjax._table.handle import Handle, after_write
 from kvjax._table.reads import Query, lookup
 from kvjax._table.training import check_gradient, train
 from kvjax._training.rowwise import Transform, as_rowwise
+from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import ArrayLike, PyTree, array_of
 from kvjax._values.errors import fail
-from kvjax._values.numbers import is_integer
 from kvjax.evict import RANKINGS, Policy, all_but
 from kvjax.ffi import DEVICE
 

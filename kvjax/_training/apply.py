@@ -22,8 +22,8 @@ from kvjax._process import PROCESS
 from kvjax._sharded import copies, mesh
 from kvjax._spec.spec import TableSpec
 from kvjax._training.places import Planned, place_of
-from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise
+from kvjax._training.transform_errors import of_table
 from kvjax._training.update import canonical_of, lowered, takes_facts
 from kvjax._training.ways import ByProgram, InChunks, Update, Way, flat
 from kvjax._values.errors import fail

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from kvjax._training.dependence import DRAWN, KEPT, LOSS, OF_ALL, ROW, ROWS, dependence, meet, settled
-from kvjax._training.refusals import check_update, other_shape, other_state
+from kvjax._training.transform_errors import check_update, other_shape, other_state
 from kvjax._values.facts import ROW_FACTS, fact_types
 
 _MANY = 1 << 20

@@ -11,9 +11,9 @@ import numpy as np
 import optax
 
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of, warn_once
+from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
-from kvjax._values.numbers import is_integer
 
 
 class HasUpdate(Protocol):

@@ -22,7 +22,7 @@ import optax
 
 from kvjax._formats.source import row_bytes
 from kvjax._training.coupling import coupling_of
-from kvjax._training.refusals import check_state, loss_of_all_rows, no_state, other_state, same_noise
+from kvjax._training.transform_errors import check_state, loss_of_all_rows, no_state, other_state, same_noise
 from kvjax._values.columns import ColumnsError
 from kvjax._values.errors import warn
 from kvjax._values.key_width import x64_enabled

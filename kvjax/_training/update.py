@@ -26,10 +26,10 @@ from kvjax._programs.lower import Lowering
 from kvjax._programs.program import Encoded, Program, Run, Section, encoded, live, ordered
 from kvjax._programs.registers import Shared, Value, parts_of, shared
 from kvjax._spec.spec import TableSpec
-from kvjax._training.refusals import check_update, other_shape
+from kvjax._training.canonical import canonical
 from kvjax._training.rowwise import CatchUp, Rowwise
 from kvjax._training.slots import SlotLayout
-from kvjax._values.canonical import canonical
+from kvjax._training.transform_errors import check_update, other_shape
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
 from kvjax._values.key_width import x64_enabled
 from kvjax._values.tracing import computed_now

@@ -23,10 +23,10 @@ from kvjax._programs.program import Run
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
 from kvjax._training.merge import check_dtypes, merge
-from kvjax._training.refusals import of_shared_numbers
 from kvjax._training.rounding import random_bits, stochastic
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.slots import SlotLayout
+from kvjax._training.transform_errors import of_shared_numbers
 from kvjax._training.update import update_of
 from kvjax._values.facts import facts_of
 from kvjax.ffi import is_device

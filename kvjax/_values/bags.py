@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from kvjax._values.arguments import is_integer
 from kvjax._values.errors import fail
-from kvjax._values.numbers import is_integer
 
 OP = "lookup_bag"
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvjax._values.numbers import is_integer
+from kvjax._values.arguments import is_integer
 
 ColumnsLike: TypeAlias = int | slice | Sequence[int] | Sequence[bool] | np.ndarray
 """An integer, a slice, several integers (negative ones count from the end), or bools, a mask of the first columns."""

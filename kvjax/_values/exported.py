@@ -14,11 +14,11 @@ from kvjax._formats.choices import Quantised
 from kvjax._formats.quantise import QuantisationReport, Quantiser
 from kvjax._formats.quantised_source import quantised
 from kvjax._formats.source import Source, native
+from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import check_all_there, check_no_mask
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail, warn
 from kvjax._values.key_width import KEY_DTYPES
-from kvjax._values.numbers import is_integer
 
 SLOT = "slot."
 """What the name of a slot's column begins with."""

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from kvjax._values.arguments import is_real
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
-from kvjax._values.numbers import is_real
 
 T = TypeVar("T")
 

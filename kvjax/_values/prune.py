@@ -9,13 +9,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from kvjax._values.arguments import is_integer, is_real
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.integers import as_bits, as_int64
 from kvjax._values.key_sets import NONE, among
 from kvjax._values.key_width import check_whole, own_bits, own_key
-from kvjax._values.numbers import is_integer, is_real
 from kvjax._values.snapshot import Columns, take, waiting_of
 
 

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from kvjax._formats.source import Source, ranges, row_bytes
+from kvjax._values.arguments import is_integer
 from kvjax._values.exported import ROW_COLUMNS, Exported
-from kvjax._values.numbers import is_integer
 from kvjax._values.prune import KEY_SETS, Prune, PruneLike, PruneReport, as_rule, norms_of
 from kvjax.checkpoint._disk.format import digest
 from kvjax.checkpoint._disk.rules import name_of

@@ -14,7 +14,7 @@ from kvjax._formats.paths import anywhere
 from kvjax._formats.quantise import QuantisationReport
 from kvjax._formats.quantised_source import quantised
 from kvjax._formats.source import Source
-from kvjax._values.callables import check_progress
+from kvjax._values.arguments import check_progress
 from kvjax._values.exported import SLOT
 from kvjax._values.prune import Prune, PruneLike, rule_for
 from kvjax.checkpoint._chains.chain import Chain, only_table, unreplaced

@@ -12,11 +12,11 @@ import numpy as np
 
 from kvjax._formats.errors import FileError
 from kvjax._formats.source import Column, Repeated, Source
+from kvjax._values.arguments import is_integer, is_real
 from kvjax._values.dtypes import dtype_name, is_float
 from kvjax._values.errors import warn
 from kvjax._values.exported import SLOT, Exported
 from kvjax._values.key_width import KEY_DTYPES
-from kvjax._values.numbers import is_integer, is_real
 from kvjax._values.snapshot import Columns
 from kvjax.convert._imported import Imported
 

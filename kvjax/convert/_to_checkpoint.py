@@ -21,7 +21,7 @@ from kvjax._formats.paths import AnyPath, anywhere, local
 from kvjax._formats.source import offsets_of, ranges
 from kvjax._keys.buckets import by_bucket
 from kvjax._spec.options import ENTRIES, Request
-from kvjax._values.callables import check_progress
+from kvjax._values.arguments import check_progress
 from kvjax._values.dtypes import ROW_DTYPES, cast
 from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT

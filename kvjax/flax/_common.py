@@ -14,9 +14,9 @@ from kvjax._spec.sharding import Sharding
 from kvjax._table.modules import Maker, init_table, warn_of_others
 from kvjax._table.registry import Arguments, get_table, tables
 from kvjax._table.table import Table
+from kvjax._values.arguments import is_integer
 from kvjax._values.bags import check_combiner
 from kvjax._values.errors import meant
-from kvjax._values.numbers import is_integer
 from kvjax.initializers import InitializerLike, normal
 
 

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from kvjax._values.arguments import is_integer
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail
-from kvjax._values.numbers import is_integer
 
 
 class Want(NamedTuple):

@@ -16,8 +16,8 @@ from kvjax._training.coupling import Coupling, coupling_of
 from kvjax._training.rowwise import CatchUp, Rowwise, Transform, as_rowwise
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, leaves_by_shape
 from kvjax._training.update import program_of
+from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import PyTree
-from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
 from kvjax.optax._joint import takes_joint
 from kvjax.optax._trials import Trial, tried

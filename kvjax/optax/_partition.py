@@ -19,11 +19,11 @@ from kvjax._table.table import Table, is_table
 from kvjax._table.table_update import TableUpdate
 from kvjax._table.training import Write, check_gradient, train_all, train_or_refuse
 from kvjax._training.merge import merge
-from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_params, check_transform
+from kvjax._training.transform_errors import of_table
+from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, meant
-from kvjax._values.numbers import is_integer
 from kvjax.optax._choice import Choice
 
 T = TypeVar("T")

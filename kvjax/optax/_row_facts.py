@@ -11,9 +11,9 @@ import numpy as np
 import optax
 
 from kvjax._training.rowwise import check_params
+from kvjax._values.arguments import is_integer
 from kvjax._values.facts import RowFacts
 from kvjax._values.mixing import mix, mixed
-from kvjax._values.numbers import is_integer
 from kvjax.optax._checks import AT_LEAST_0, COUNT_FROM_1, FINITE, check
 from kvjax.optax._rows import at_least, norm
 

@@ -11,9 +11,9 @@ import numpy as np
 import optax
 
 from kvjax._training.catch_up import caught_up_row
-from kvjax._training.refusals import of_shared_numbers
 from kvjax._training.rowwise import CatchUp, Rowwise
 from kvjax._training.slots import SlotLayout, join_leaves
+from kvjax._training.transform_errors import of_shared_numbers
 from kvjax._training.update import RowUpdate, takes_facts, update_of
 from kvjax._values.facts import ROW_FACTS, RowFacts, Words
 

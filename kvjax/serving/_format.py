@@ -37,11 +37,10 @@ from kvjax._formats.choices import QUANTISED
 from kvjax._formats.quantise import STORED, QuantisationReport
 from kvjax._formats.regular import Identity, identity_of, opened
 from kvjax._formats.source import row_bytes
+from kvjax._values.arguments import integer_in, is_name, is_real
 from kvjax._values.distributions import DISTRIBUTIONS
 from kvjax._values.errors import fail
 from kvjax._values.key_width import KEY_DTYPES
-from kvjax._values.names import is_name
-from kvjax._values.numbers import integer_in, is_real
 from kvjax.serving._initial import KINDS, Initial
 
 MAGIC, END = b"kvjaxFT2", b"kvjaxFTe"

@@ -13,11 +13,10 @@ import numpy as np
 from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
 from kvjax._formats.regular import identity_of
+from kvjax._values.arguments import is_integer, is_name
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.lookups import Missing
-from kvjax._values.names import is_name
-from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import RowsLike, row_of, with_contents
 from kvjax.serving._format import FrozenError, MappedFile, check, finding, read
 from kvjax.serving._info import SUFFIX

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvjax._formats.atomic import saying, written
-from kvjax._values.numbers import integer_in, is_integer, is_real
+from kvjax._values.arguments import integer_in, is_integer, is_real
 from kvjax.serving._format import FrozenError, contents, damaged, read
 
 SUFFIX = ".frozen"

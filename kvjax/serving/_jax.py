@@ -15,17 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._keys.salt import mixed
+from kvjax._keys.table_keys import keys_of
 from kvjax._keys.words import integers_of
 from kvjax._lookup.readable import FrozenReadable
 from kvjax._spmd.explicit import as_auto, sharding_of
+from kvjax._values.arguments import integer_in
 from kvjax._values.arrays import ArrayLike, one_program
 from kvjax._values.errors import fail
 from kvjax._values.lookups import Missing
-from kvjax._values.numbers import integer_in
 from kvjax.serving._contents import no_initial, row_of
 from kvjax.serving._format import FrozenError, MappedFile
 from kvjax.serving._initial import Initial

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
 from kvjax._formats.quantise import check_quantised
+from kvjax._values.arguments import is_integer
 from kvjax._values.errors import fail, warn
 from kvjax._values.lookups import Missing
-from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import RowsLike
 from kvjax.serving._folder import Folder, file_of, write_files
 from kvjax.serving._format import FrozenError, share

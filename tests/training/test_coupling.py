@@ -10,7 +10,7 @@ import kvjax
 from kvjax._programs import lower
 from kvjax._training import dependence
 from kvjax._training.coupling import coupling_of
-from kvjax._training.refusals import check_state
+from kvjax._training.transform_errors import check_state
 from tests.support.marks import few
 from tests.support.transforms import EXTRA, transforms
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from kvjax._formats.atomic import flush, saying
 from kvjax._formats.paths import AnyPath
-from kvjax._values.numbers import is_integer
+from kvjax._values.arguments import is_integer
 from kvjax.checkpoint._chains.locate import UNDER_WAY, said_by_step, unlisted_tables
 from kvjax.checkpoint._disk.files import MOST_JSON, Files, json_at, read, read_again, read_json, write_text
 from kvjax.checkpoint._disk.format import (

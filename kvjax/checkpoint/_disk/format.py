@@ -39,7 +39,7 @@ import numpy as np
 
 from kvjax._formats.manifest import META as META
 from kvjax._formats.source import row_bytes
-from kvjax._values.names import is_name
+from kvjax._values.arguments import is_name
 from kvjax.ffi import host
 
 FORMAT, PACKED, UNLISTED = "kvjax.table.v3", "kvjax.table.v2", "kvjax.table.v1"

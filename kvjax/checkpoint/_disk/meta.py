@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from kvjax._spec.options import ENTRIES, ROUNDINGS, Request, saved_as
+from kvjax._values.arguments import integer_in, is_integer, is_name, is_real
 from kvjax._values.distributions import DISTRIBUTIONS
 from kvjax._values.dtypes import ROW_DTYPES, is_number
 from kvjax._values.key_width import KEY_DTYPES
-from kvjax._values.names import is_name
-from kvjax._values.numbers import integer_in, is_integer, is_real
 from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import ADMISSION_COLUMNS
 from kvjax.checkpoint._disk.format import FORMAT, PACKED, REMOVED, UNLISTED, Damaged, shards_of

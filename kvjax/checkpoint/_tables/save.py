@@ -12,8 +12,8 @@ from kvjax._formats.atomic import NewFolder, NewInStore, new_folder
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._sharded.processes import each_together, everyone, together
 from kvjax._table.table import Table, check_table, is_table
+from kvjax._values.arguments import is_name
 from kvjax._values.errors import fail, warn
-from kvjax._values.names import is_name
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._chains.built_on import built_on, listed
 from kvjax.checkpoint._chains.catalog import write_manifest

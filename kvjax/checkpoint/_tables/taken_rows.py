@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._formats.source import Source
-from kvjax._keys.key_width import keys_of
+from kvjax._keys.table_keys import keys_of
 from kvjax._values.dtypes import cast
 from kvjax._values.exported import SLOT
 from kvjax._values.integers import as_int64

@@ -1,4 +1,4 @@
-"""Refusals: transforms that would be something else row by row, each with what is wrong about it and the mend."""
+"""Errors of transforms that would be something else row by row: what is wrong about each, and the mend."""
 
 from __future__ import annotations
 

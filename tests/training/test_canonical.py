@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvjax._values.canonical import canonical
+from kvjax._training.canonical import canonical
 
 LONG = np.arange(3000, dtype=np.float32)
 X = jnp.arange(4.0)
