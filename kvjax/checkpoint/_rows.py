@@ -9,7 +9,6 @@ import numpy as np
 
 from kvjax._formats import source
 from kvjax._formats.source import ahead
-from kvjax._keys.buckets import buckets_of
 from kvjax._values.behind import SWEEP, can_be_behind, warn_behind
 from kvjax._values.exported import SLOT, Exported
 from kvjax._values.integers import as_int64
@@ -17,7 +16,7 @@ from kvjax._values.key_sets import among
 from kvjax._values.key_width import whole_bits
 from kvjax._values.snapshot import concat, take
 from kvjax.checkpoint._chains.chain import only_table, unreplaced
-from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts
+from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts, ranges_of
 from kvjax.checkpoint._chains.locate import PathLike
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def _of_keys(found: ChainRows, keys: np.ndarray, names: list[str]) -> Iterator[d
     """The columns of the rows of some keys ``(m,)`` int64, distinct and sorted."""
     none = {name: np.zeros((0, *found.types[name][1]), found.types[name][0]) for name in names}
     parts, size, given = [none], 0, False
-    for first, last in _ranges(found, np.unique(buckets_of(keys))):
+    for first, last in ranges_of(found, keys):
         part = found.between(first, last, names)
         part = take({name: part[name] for name in names}, among(as_int64(part["keys"]), keys))
         parts.append(part)
@@ -108,23 +107,3 @@ def _of_keys(found: ChainRows, keys: np.ndarray, names: list[str]) -> Iterator[d
             parts, size, given = [none], 0, True
     if size or not given:
         yield concat(parts)
-
-
-def _ranges(found: ChainRows, buckets: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Ranges of buckets that have all of some, in order, but for empty ones. What one has between these is little, and
-    mostly in chunks that are read for them anyway."""
-    begins = found.bounds * found.row_bytes
-    last: tuple[int, int] | None = None
-    for bucket in buckets[begins[buckets + 1] > begins[buckets]].tolist():
-        if last is not None and begins[bucket + 1] - begins[last[0]] <= _NEAR_BYTES:
-            last = last[0], bucket + 1
-            continue
-        if last is not None:
-            yield last
-        last = bucket, bucket + 1
-    if last is not None:
-        yield last
-
-
-_NEAR_BYTES = 1 << 22
-"""As many as a chunk has."""

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 
 import kvjax
 from kvjax._formats import source
-from kvjax.checkpoint import CheckpointError, _rows, changes, compact, rows, save
+from kvjax.checkpoint import CheckpointError, changes, compact, restore, rows, save
+from kvjax.checkpoint._chains import chain_rows
 from kvjax.checkpoint._disk.files import Files
 from tests.checkpoint.test_deltas import KEYS, OPERATIONS, write
 from tests.support import stores
@@ -88,7 +89,7 @@ def test_all_rows_of_a_chain_in_pieces(slots, make, tmp_path, monkeypatch):
 def test_rows_of_some_keys_read_few_chunks(make, tmp_path, monkeypatch):
     """Of a checkpoint, and of a delta over it."""
     monkeypatch.setattr("kvjax.checkpoint._disk.format._CHUNK_BYTES", 1 << 12)
-    monkeypatch.setattr(_rows, "_NEAR_BYTES", 1 << 12)
+    monkeypatch.setattr(chain_rows, "_NEAR_BYTES", 1 << 12)
     read, bytes_read = Files.read_into, []
     monkeypatch.setattr(Files, "read_into", lambda *args: bytes_read.append((args[1], len(args[2]))) or read(*args))
     keys = np.arange(20_000)
@@ -105,6 +106,13 @@ def test_rows_of_some_keys_read_few_chunks(make, tmp_path, monkeypatch):
         if len(wanted) < 10:
             # Of each key and each of the two checkpoints, at most two chunks of each column.
             assert len(chunks) <= len(wanted) * 2 * 2 * len(columns)
+    for wanted in ([], [7], [5, 7, 8, 19_999]):  # nor does a restore of them read more
+        bytes_read.clear()
+        some = restore(tmp_path / "0", {table.name: "some"}, keys=np.array(wanted, np.int64))[table.name]
+        assert sorted(some.export().keys.tolist()) == wanted
+        chunks = [path for path, _ in bytes_read if "/offsets/" not in path]
+        assert len(chunks) <= len(wanted) * 2 * (len(columns) + 1)  # of the keys twice
+        kvjax.drop_table("some")
     monkeypatch.setattr(source, "PIECE_BYTES", 1 << 12)
     pieces = list(rows(tmp_path / "1", keys=keys[::2]))
     assert 10 < len(pieces) < 300

@@ -29,7 +29,7 @@ from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, sam
 def read(folder, placement=None):
     """What a process restores of a table, and all counts."""
     rows = ChainRows(Chain(Catalog(folder)), "t")
-    own = taken_rows.own_rows(rows, rows.source(), placement)
+    own = taken_rows.own_rows(rows.source(), placement, rows.offsets)
     return own.read(list(own.types), 0, own.num_rows) | rows.counts()
 
 

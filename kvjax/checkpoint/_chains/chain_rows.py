@@ -228,6 +228,26 @@ def cuts(tables: Sequence[ChainRows], bytes_of_row: int | None = None) -> Iterat
         first = last
 
 
+def ranges_of(table: ChainRows, keys: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Ranges of buckets, in order, that have all rows of some keys ``(n,)`` int64. What one has between these is
+    little, and mostly in chunks that are read for them anyway."""
+    buckets, begins = np.unique(buckets_of(keys)), table.bounds * table.row_bytes
+    last: tuple[int, int] | None = None
+    for bucket in buckets[begins[buckets + 1] > begins[buckets]].tolist():
+        if last is not None and begins[bucket + 1] - begins[last[0]] <= _NEAR_BYTES:
+            last = last[0], bucket + 1
+            continue
+        if last is not None:
+            yield last
+        last = bucket, bucket + 1
+    if last is not None:
+        yield last
+
+
+_NEAR_BYTES = 1 << 22
+"""As many as a chunk has."""
+
+
 def _check_sorted(keys: np.ndarray, first: int, last: int) -> None:
     """Whether the keys of a piece are distinct, sorted, and of its buckets.
 

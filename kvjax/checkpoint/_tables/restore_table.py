@@ -218,15 +218,17 @@ class Restore:
         how, counts = self.how, rows.counts()
         meta: dict[str, Any] = rows.meta | {"rows": rows.num_rows}
         slot_types: dict[str, str] = dict(meta["slots"])
-        source = own_rows(rows, rows.source(), self.placement)
+        if how.keys is None:
+            source = own_rows(rows.source(), self.placement, rows.offsets)
+        else:
+            some, counts = only(rows, counts, how.keys)
+            source = own_rows(some, self.placement, None)
+            meta = meta | {"rows": source.num_rows}  # here, which is what can be held against a limit
         if not how.slots:
             if can_be_behind(slot_types):
                 columns = source.read([LAST_COLUMN, "has_slots"], 0, source.num_rows)
                 warn_if_saved_behind(self.name, "restore", [columns])
             source, slot_types = without_slots(source), {}
-        if how.keys is not None:
-            source, counts = only(source, counts, how.keys, self.name, meta["key_dtype"])
-            meta = meta | {"rows": source.num_rows}  # here, which is what can be held against a limit
         dtype = meta["dtype"] if how.dtype is None else row_dtype(how.dtype, self.name, "restore")
         if dtype != meta["dtype"]:
             source = converted(source, dtype, self.name)

@@ -16,34 +16,40 @@ from kvjax._values.exported import SLOT
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import among
 from kvjax._values.snapshot import take, waiting_of
-from kvjax.checkpoint._chains.chain_rows import ChainRows
+from kvjax.checkpoint._chains.chain_rows import ChainRows, ranges_of
 
 if TYPE_CHECKING:
     from kvjax._spec.placement import Placement
 
 
-def own_rows(rows: ChainRows, source: Source, placement: Placement | None) -> Source:
-    """The rows of the shards of this process."""
+def own_rows(source: Source, placement: Placement | None, offsets: np.ndarray | None) -> Source:
+    """The rows of the shards of this process.
+
+    Args:
+      source: of which they are taken.
+      placement: of the shards.
+      offsets: the first row of each bucket and behind the last one, ``(buckets + 1,)``; None if it is not known.
+    """
     if placement is None or placement.num_shards == len({shard.shard for shard in placement.local}):
         return source
-    if placement.partitioner is not None:
+    if offsets is None or placement.partitioner is not None:
         return _where(source, placement.owned)
     buckets = [placement.buckets(first, last) for first, last in _shards(placement)]
-    return source.slices([(int(rows.offsets[begin]), int(rows.offsets[end])) for begin, end in buckets])
+    return source.slices([(int(offsets[begin]), int(offsets[end])) for begin, end in buckets])
 
 
-def only(
-    source: Source, counts: dict[str, np.ndarray], wanted: Any, name: str, key_dtype: str
-) -> tuple[Source, dict[str, np.ndarray]]:
-    """The rows of some keys of a table of that name and type, and what is counted of those that wait.
+def only(rows: ChainRows, counts: dict[str, np.ndarray], wanted: Any) -> tuple[Source, dict[str, np.ndarray]]:
+    """The rows of some keys, near which alone anything is read, and what is counted of those that wait.
 
     Raises:
       TypeError: they are no keys, or JAX may have cut them.
     """
-    keys = np.unique(np.asarray(keys_of(wanted, name, key_dtype, "restore")).reshape(-1))
+    keys = np.unique(np.asarray(keys_of(wanted, rows.name, rows.meta["key_dtype"], "restore")).reshape(-1))
     if "pending_keys" in counts:
         counts = counts | take(waiting_of(counts), among(counts["pending_keys"], keys))
-    return _where(source, lambda piece: among(as_int64(piece), keys)), counts
+    offsets = rows.offsets
+    near = [(int(offsets[first]), int(offsets[last])) for first, last in ranges_of(rows, keys)]
+    return _where(rows.source().slices(near or [(0, 0)]), lambda piece: among(as_int64(piece), keys)), counts
 
 
 def converted(source: Source, dtype: str, table: str) -> Source:
