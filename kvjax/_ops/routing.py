@@ -91,20 +91,15 @@ def agree(
     number: jax.Array,
     values: Sequence[jax.Array],
     traffic: Traffic | None = None,
-    planned: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
-    """The values, unless the number is that of a failure, which is raised.
-
-    planned: ``()`` uint32, the version from which a write has been planned, which is then forgotten.
-    """
+    """The values, unless the number is that of a failure, which is raised."""
     traffic = traffic or Traffic(np.int32(0), nothing(spec, (0,), np.int32), 0, 0, 0)
     results = tuple(array(x.shape, x.dtype) for x in values)
-    aliases = {i + 4: i for i in range(len(values))}
+    aliases = {i + 3: i for i in range(len(values))}
     call = jax.ffi.ffi_call("kvjax_agree", results, input_output_aliases=aliases, vmap_method="sequential")
     amounts = ("to_owners", "from_owners", "usual_rounds")
     attributes: dict[str, Any] = {"table": spec.name, "op": op}
     attributes |= {name: np.int64(getattr(traffic, name)) for name in amounts}
     # What all devices agree on varies no more than it did before.
-    forgotten = nothing(spec, (0,), np.uint32) if planned is None else planned
-    agreed = call(number, forgotten, traffic.rounds, traffic.starts, *values, **attributes)
+    agreed = call(number, traffic.rounds, traffic.starts, *values, **attributes)
     return tuple(varying_like(new, old) for new, old in zip(agreed, values, strict=True))

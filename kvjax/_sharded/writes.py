@@ -166,7 +166,7 @@ def _write_part(
     planned = writer(spec, op, "propose" if together else "plan", version, batch, **options)
     status = jnp.maximum(status, planned)
     number = prepare_proposed(spec, op, version, status) if together else mesh.agreed(status)
-    (version,) = routing.agree(spec, op, number, [varying_like(version, planned)], planned=version)
+    (version,) = routing.agree(spec, op, number, [varying_like(version, planned)])
     return settle(writer(spec, op, "commit", version, _batch(spec, op, version, keys, mask, values), **options))
 
 

@@ -181,7 +181,7 @@ class Shard:
 
         def agreed() -> tuple[jax.Array, Any]:
             given = [varying_like(version, delivered)]
-            (word,) = routing.agree(spec, "apply", number, given, traffic, planned=version)
+            (word,) = routing.agree(spec, "apply", number, given, traffic)
             return way.on_shard(spec, word, max(1, update.grads.counts.shape[0]), update)
 
         def refused() -> tuple[jax.Array, Any]:

@@ -13,11 +13,11 @@ namespace kvjax {
 
 inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o) {
   const auto lock = Write(*o.step.version, "apply", o.step.keys, Column::kBoth);
-  Abandoned();
+  ForgetPlan();
   try {
     PlanProgram(parallel, o);
   } catch (...) {
-    Abandoned();
+    ForgetPlan();
     throw;
   }
   return o.holds ? ++step_.token : EndProgram(parallel, o.step.gradients.rows);
@@ -56,7 +56,7 @@ inline uint32_t Table::EndProgram(const ParallelFor& parallel, const float* rows
                    .shared_count = plan.shared_count});
   in_.Compact();
   last_batch_.Trained(next);
-  Abandoned();
+  ForgetPlan();
   return next;
 }
 

@@ -17,7 +17,7 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
                                   const SlotLayout& layout, InitialRows initial, Begun out) {
   const auto lock = Write(version, "apply", keys, Column::kBoth);
   keys.n = CheckMerged(keys, counts);
-  Abandoned();
+  ForgetPlan();
   const StepGradients gradients{.keys = keys.data, .rows = rows};
   ApplyPlan plan = PlanApply(in_.Locate(parallel, keys, true), keys, counts, gradients, step, layout);
   MakeSpace(parallel, plan);

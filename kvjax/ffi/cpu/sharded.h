@@ -11,7 +11,7 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
   const auto lock = Write(version, "apply", keys, Column::kBoth);
   ReceiveBuffer& received = step_.received;
   if (round == 0) {
-    Abandoned();
+    ForgetPlan();
     step_.way = Step::Way::kShard, step_.version = version;
     received.Open(senders);
   } else if (step_.way != Step::Way::kShard || step_.version != version || step_.plan ||
@@ -177,12 +177,7 @@ inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version,
   return next;
 }
 
-inline void Table::Abandon(uint32_t version) {
-  const auto lock = gate_.WriteAny(spec_.name, "apply");
-  if (version == gate_.version()) Abandoned();  // what a plan of another write has in hand is not this one's
-}
-
-inline void Table::Abandoned() noexcept {
+inline void Table::ForgetPlan() noexcept {
   space_.reset();
   planned_.reset();
   step_.way = Step::Way::kNone, step_.open = false;

@@ -194,8 +194,6 @@ class Table {
   /// again once these are staged. Sets which step it is.
   uint32_t CommitStep(const ParallelFor& parallel, uint32_t version, int32_t* active, int64_t* step);
   [[nodiscard]] const Step& shard_step() const { return step_; }
-  /// Forgets what has been planned from this version: another shard could not do its part.
-  void Abandon(uint32_t version);
   /// The batch of a write, as the commit of a plan wants it: that must not need memory.
   void KeepBatch(const Call& call, OwnBatch batch);
   [[nodiscard]] OwnBatch TakeBatch(const Call& call);
@@ -311,7 +309,7 @@ class Table {
   /// What `make` plans, or what has been planned; nothing if this call ends here.
   template <class Make>
   std::optional<Planned> Plan(Call call, Make make) {
-    if (call.phase != Phase::kCommit) Abandoned();
+    if (call.phase != Phase::kCommit) ForgetPlan();
     if (call.phase == Phase::kWhole) return make();
     if (call.phase != Phase::kCommit) {
       Planned& planned = planned_.emplace(make());
@@ -354,7 +352,7 @@ class Table {
   [[nodiscard]] uint32_t SharedRowOf(const ApplyPlan& plan) const;
   void AddUnadmitted(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const;
   std::optional<Tally> AskOrPrepare(const ParallelFor& parallel, bool known);
-  void Abandoned() noexcept;
+  void ForgetPlan() noexcept;
   [[nodiscard]] std::vector<uint64_t> WithShared(const ApplyPlan& plan) const;
   uint32_t CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts);
   void Touch(const ApplyPlan& plan, KeySpan keys) noexcept;

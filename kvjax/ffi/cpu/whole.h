@@ -67,7 +67,7 @@ inline void Table::AddLoaded(Loaded& loaded, const SnapshotView& rows) const {
 inline uint32_t Table::CommitLoad(Loaded loaded) {
   const auto lock =
       gate_.Write(spec_.name, "load", loaded.version);  // the engine gets them from the next call
-  Abandoned();
+  ForgetPlan();
   in_.Replace(std::move(loaded.store), loaded.last_step);
   in_.admission = std::move(loaded.admission);
   return gate_.Next();

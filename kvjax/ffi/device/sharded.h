@@ -23,7 +23,7 @@ template <class Q>
 void DeviceTable<Q>::Plan(Q& q, const PlanOperands& o) {
   const Entered entered(*this, q, o.op);
   ExpectLive(q, o.op, o.version, o.keys.narrow);
-  Abandoned(q);
+  ForgetPlan(q);
   const bool makes_rows = About(o.op).makes_rows;
   coming_ = makes_rows ? o.keys.n : 0;
   if (makes_rows && o.mask != nullptr) {
@@ -52,7 +52,7 @@ void DeviceTable<Q>::Receive(Q& q, const ReceiveOperands& o) {
   const bool given = spec_.initializer.kind == Generator::Kind::kGiven;
   ReceiveBuffer<Q>& received = step_.received;
   if (turn == 0) {
-    Abandoned(q);
+    ForgetPlan(q);
     step_.narrow = keys.narrow, step_.version = version;
     received.Open(q, {o.senders, turns, o.senders == 0 ? 0 : keys.n / o.senders}, dim,
                   given ? row_bytes() : 0);
@@ -216,15 +216,7 @@ void DeviceTable<Q>::Scatter(Q& q, const ScatterOperands& o) {
 }
 
 template <class Q>
-void DeviceTable<Q>::Abandon(uint32_t version) {
-  Q q = Q::Alone(spec_.device);
-  const std::lock_guard lock(mutex_);
-  const typename Order<Q>::Turn turn(order_, q);
-  if (version == Fetch(q, control_.data()).version) Abandoned(q);
-}
-
-template <class Q>
-void DeviceTable<Q>::Abandoned(Q& q) {
+void DeviceTable<Q>::ForgetPlan(Q& q) {
   if (step_.new_slots) {
     step_.new_slots->Retire(q);
     step_.new_slots.reset();

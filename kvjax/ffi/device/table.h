@@ -114,7 +114,6 @@ class DeviceTable {
   /// Chunks of the rows of the step that is open.
   void Gather(Q& q, const GatherOperands& o);
   void Scatter(Q& q, const ScatterOperands& o);
-  void Abandon(uint32_t version);
   void Count(const Traffic& traffic) const { traffic.AddTo(counters_); }
 
   /// For a call of no table, whose refusal is reported to this one.
@@ -293,7 +292,7 @@ class DeviceTable {
   void WriteWhole(Q& q, const WriteStepOperands& o, const GradientsView& gradients,
                   int64_t* used_step = nullptr);
   uint32_t ExpectLive(Q& q, Op op, const uint32_t* version, bool narrow) const;
-  void Abandoned(Q& q);
+  void ForgetPlan(Q& q);
   void Open(Q& q, const StepSpan& step, const GradientsView& gradients, const CommitStepOperands& o);
   template <class Slot>
   [[nodiscard]] std::vector<ChunkPart> StagedParts(Slot* values, const std::vector<Slot*>& slots) const;

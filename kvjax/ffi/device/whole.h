@@ -263,7 +263,7 @@ uint32_t DeviceTable<Q>::CommitLoad(Loaded loaded) {
   const Entered entered(*this, q, "load");
   Control control = Fetch(q, control_.data());
   Expect("load", loaded.version, control);
-  Abandoned(q);
+  ForgetPlan(q);
   std::swap(contents_, loaded.contents);
   std::swap(admission_, loaded.admission);
   control.Replace(loaded.control);

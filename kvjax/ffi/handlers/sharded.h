@@ -79,17 +79,14 @@ ffi::Error CheckSame(typename B::Exec& exec, Decoder& in) {
   });
 }
 
-/// agreed: () uint32, the greatest status of all devices: 0, or the number of a failure, which is raised;
-/// what has been planned from the version `planned` () uint32, or (0,) of a call that has planned nothing, is
-/// then forgotten. If none has failed, counts what the call's `rounds` () int32 have moved: the keys of
-/// `starts` (shards + 1,) int32, of Routed, and the bytes of each round. The other operands are copied to the
-/// results.
+/// agreed: () uint32, the greatest status of all devices: 0, or the number of a failure, which is raised. If
+/// none has failed, counts what the call's `rounds` () int32 have moved: the keys of `starts` (shards + 1,)
+/// int32, of Routed, and the bytes of each round. The other operands are copied to the results.
 template <ShardedBackend B>
 ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
   in.Names(in.Text("op"), in.Text("table"));
   return Guard(in.table(), in.op(), [&] {
     const uint32_t* const agreed = in.InVersion();
-    const uint32_t* const planned = in.InReadVersion();
     const uint32_t* const rounds = reinterpret_cast<const uint32_t*>(in.In<int32_t>("rounds ()", 1));
     const Array1<const int32_t> starts = in.InAny<int32_t>("starts (shards + 1,)");
     Decoder copies =
@@ -99,14 +96,13 @@ ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
       in.Want(to.size_bytes() == from.size_bytes(), "arrays of one size", to);
     }
     (void)in.Done(exec);
-    // A table that has been dropped meanwhile is no failure: it would be one of this device alone.
-    const auto table = Registry<typename B::Table>::Get().FindIfThere(in.table(), in.device);
     if (const uint32_t number = B::Read(exec, agreed); number != 0) {
-      if (planned != nullptr && table != nullptr) table->Abandon(B::Read(exec, planned));
       if (number == Failures::kAhead) throw AheadError(in.table(), in.op());
       const Error refused = Failures::Get().Find(number).value_or(ElsewhereError(in.table(), in.op()));
       throw in.op() == Name(Op::kApply) ? StepError(refused) : refused;
     }
+    // A table that has been dropped meanwhile is no failure: it would be one of this device alone.
+    const auto table = Registry<typename B::Table>::Get().FindIfThere(in.table(), in.device);
     if (starts.n > 0 && table != nullptr) {
       table->Count({.keys = B::Read(exec, reinterpret_cast<const uint32_t*>(starts.data) + starts.n - 1),
                     .rounds = B::Read(exec, rounds),

@@ -327,7 +327,6 @@ ffi::Error EndRefused(typename B::Exec& exec, Decoder& in) {
     const uint32_t* const refused = in.InVersion("the number of a failure ()");
     uint32_t* const out = in.OutWord();
     Failures::Get().Leave(B::Read(in.Done(exec), refused), in.table());
-    if (const auto table = TableOf<B>(in)) table->Abandon(B::Read(exec, version));
     B::Copy(exec, version, 1, out);
   });
 }

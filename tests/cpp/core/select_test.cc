@@ -124,26 +124,21 @@ struct Shards {
     for (const uint64_t key : keys)
       own[kvjax::OwnerOf(key, static_cast<uint32_t>(tables.size()))].push_back(key);
     std::vector<ShardSummary> summaries(tables.size());
-    try {
+    for (size_t s = 0; s < tables.size(); ++s) {
+      CHECK_EQ(write(*tables[s], Call(version, Phase::kPropose), own[s]), 0u);
+      CHECK_THROWS(kFailedPrecondition, write(*tables[s], Call(version, Phase::kCommit), own[s]));
+      tables[s]->Summarize(version, summaries[s]);
+    }
+    std::vector<std::optional<Tally>> asked;
+    for (size_t s = 0; s < tables.size(); ++s) {
+      asked.push_back(tables[s]->Prepare(kvjax::Serial, "test", version, summaries, s));
+    }
+    while (asked[0]) {
+      std::vector<Tally> tallies;
+      for (const auto& tally : asked) CHECK(tally.has_value()), tallies.push_back(*tally);
       for (size_t s = 0; s < tables.size(); ++s) {
-        CHECK_EQ(write(*tables[s], Call(version, Phase::kPropose), own[s]), 0u);
-        CHECK_THROWS(kFailedPrecondition, write(*tables[s], Call(version, Phase::kCommit), own[s]));
-        tables[s]->Summarize(version, summaries[s]);
+        asked[s] = tables[s]->Continue(kvjax::Serial, "test", version, Sum(tallies));
       }
-      std::vector<std::optional<Tally>> asked;
-      for (size_t s = 0; s < tables.size(); ++s) {
-        asked.push_back(tables[s]->Prepare(kvjax::Serial, "test", version, summaries, s));
-      }
-      while (asked[0]) {
-        std::vector<Tally> tallies;
-        for (const auto& tally : asked) CHECK(tally.has_value()), tallies.push_back(*tally);
-        for (size_t s = 0; s < tables.size(); ++s) {
-          asked[s] = tables[s]->Continue(kvjax::Serial, "test", version, Sum(tallies));
-        }
-      }
-    } catch (...) {
-      for (auto& table : tables) table->Abandon(table->version());
-      throw;
     }
     for (size_t s = 0; s < tables.size(); ++s) write(*tables[s], Call(version, Phase::kCommit), own[s]);
     ++version;

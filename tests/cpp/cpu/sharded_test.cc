@@ -190,11 +190,10 @@ void CheckPhases(const Write& write) {
   const State before(planned);
   CHECK_EQ(write(planned, {planned.version(), Phase::kPlan}), 0u);
   CHECK(data::Same(before, State(planned)));
-  planned.Abandon(planned.version());
+  planned.Unpin({planned.version(), Phase::kPlan, "unpin"}, {});  // the plan of another write takes its place
   CHECK_THROWS(kFailedPrecondition, write(planned, {planned.version(), Phase::kCommit}));
   CHECK(data::Same(before, State(planned)));
   write(planned, {planned.version(), Phase::kPlan});
-  planned.Abandon(planned.version() - 1);  // of another write, which was late
   CHECK_EQ(write(planned, {planned.version(), Phase::kCommit}), write(whole, whole.version()));
   CHECK(data::Same(State(whole), State(planned)));
   CHECK_THROWS(kFailedPrecondition, write(planned, {planned.version(), Phase::kCommit}));
@@ -220,7 +219,7 @@ TEST(WritesAreDoneAsPlanned) {
   CheckPhases([&](Live& t, Call c) { return t.ClearSlots(c); });
 }
 
-TEST(AStepThatIsAbandonedLeavesNothing) {
+TEST(AStepThatIsOnlyPlannedLeavesNothing) {
   kvjax::SlotLayout slots;
   slots.Add("mu", "float32[2]", 8);
   Live table(kDim);
@@ -229,8 +228,8 @@ TEST(AStepThatIsAbandonedLeavesNothing) {
   Deliver(table, {{{2, 3}}, {{1, 1, 1, 1}}}, 8);
   const kvjax::ShardSummary summary = Plan(table, slots);
   CHECK(!table.Prepare(Serial, "apply", table.version(), {summary}, 0));
-  table.Abandon(table.version());
   CHECK(data::Same(before, State(table)));
+  table.Unpin({table.version(), Phase::kPlan}, {});  // the next write forgets it
   int32_t active = 0;
   int64_t step = 0;
   CHECK_THROWS(kFailedPrecondition, table.CommitStep(Serial, table.version(), &active, &step));
