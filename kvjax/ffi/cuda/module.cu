@@ -21,7 +21,7 @@ struct OnStream {
 }  // namespace
 
 using Cuda = DeviceBackend<OnStream>;
-static_assert(ShardedBackend<Cuda>);
+static_assert(Backend<Cuda>);
 
 std::vector<NamedHandler> CudaTargets() { return Targets<Cuda>(); }
 

@@ -17,8 +17,8 @@ concept Backend =
              const ReadSlotOperands& read_slot, const ChangedOperands& changed,
              const WriteKeysOperands& write_keys, const WriteRowsOperands& write_rows,
              const AccumOperands& accum, const EvictOperands& evict, const ClearOperands& clear,
-             const MergeOperands& merge, const GatherOperands& gather, const ScatterOperands& scatter,
-             const CanaryOperands& canary, const uint32_t* word, uint32_t* out, size_t n) {
+             const MergeOperands& merge, const ApplyOperands& apply, const GatherOperands& gather,
+             const ScatterOperands& scatter, const CanaryOperands& canary) {
       typename B::Ctx;
       B::Lookup(exec, table, lookup);
       B::FindMissing(exec, table, find_missing);
@@ -30,25 +30,47 @@ concept Backend =
       B::Accum(exec, table, accum);
       B::Evict(exec, table, evict);
       B::Clear(exec, table, clear);
+      B::Apply(exec, table, apply);
       B::Gather(exec, table, gather);
       B::Scatter(exec, table, scatter);
       B::Merge(exec, merge);
       B::Canary(exec, canary);
+    } &&
+    requires(typename B::Exec& exec, const uint32_t* word, uint32_t* out, const std::byte* from,
+             std::byte* to, size_t n) {
       B::Copy(exec, word, n, out);  // n words, or bytes; nothing if they are there
-      B::Fill(exec, out, n, 0u);    // n words
+      B::Copy(exec, from, n, to);
+      B::Fill(exec, out, n, 0u);  // n words
+      B::Read(exec, word);
+    } &&
+    requires(typename B::Exec& exec, typename B::Table& table, const OwnedOperands& owned,
+             const RouteOperands& route, const ReceiveOperands& receive, const PlanStepOperands& plan,
+             const PrepareOperands& prepare, const CommitStepOperands& commit, uint64_t* summary) {
+      B::Owned(exec, owned);
+      B::Route(exec, route);
+      B::Receive(exec, table, receive);
+      B::PlanStep(exec, table, plan);
+      B::PutFailure(exec, summary, 0u);  // a number, instead of a summary
+      B::Prepare(exec, table, prepare);  // gives the number of the failure this shard has had before, or 0
+      B::CommitStep(exec, table, commit);
+    } &&
+    requires(typename B::Exec& exec, const BagSumOperands& sum, const BagExpandOperands& expand,
+             const BagDotOperands& dot, const BagMaxOperands& max, const BagPlaceOperands& place,
+             const BagIdsOperands& ids) {
+      B::BagSum(exec, sum);
+      B::BagExpand(exec, expand);
+      B::BagDot(exec, dot);
+      B::BagMax(exec, max);
+      B::BagPlace(exec, place);
+      B::BagIds(exec, ids);
     };
-
-/// Whose tables run row programs.
-template <class B>
-concept ProgramBackend = Backend<B> && requires(typename B::Exec& exec, typename B::Table& table,
-                                                const ApplyOperands& apply) { B::Apply(exec, table, apply); };
 
 /// Whose steps can be planned by one call and made by another, once those of other tables are planned, or
 /// what has been done to their rows is there.
 template <class B>
 concept HoldingBackend =
-    ProgramBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
-                                  const BeginApplyOperands& begin, const EndApplyOperands& end) {
+    Backend<B> && requires(typename B::Exec& exec, typename B::Table& table, const BeginApplyOperands& begin,
+                           const EndApplyOperands& end) {
       B::BeginApply(exec, table, begin);
       B::EndApply(exec, table, end);
     };
@@ -56,54 +78,20 @@ concept HoldingBackend =
 /// Whose steps can be tried by one call, which holds nothing, and made by another; and their rows read.
 template <class B>
 concept PlanningBackend =
-    ProgramBackend<B> &&
-    requires(typename B::Exec& exec, typename B::Table& table, const PlanApplyOperands& plan,
-             const ReadStepOperands& read_step, const WriteStepOperands& write_step) {
+    Backend<B> && requires(typename B::Exec& exec, typename B::Table& table, const PlanApplyOperands& plan,
+                           const ReadStepOperands& read_step, const WriteStepOperands& write_step) {
       B::PlanApply(exec, table, plan);
       B::ReadStep(exec, table, read_step);
       B::WriteStep(exec, table, write_step);
     };
 
-template <class B>
-concept ShardedBackend =
-    Backend<B> &&
-    requires(typename B::Exec& exec, typename B::Table& table, const OwnedOperands& owned,
-             const RouteOperands& route, const ReceiveOperands& receive, const PlanStepOperands& plan,
-             const PrepareOperands& prepare, const CommitStepOperands& commit, const uint32_t* word,
-             uint64_t* summary, const std::byte* from, std::byte* to, size_t n) {
-      B::Owned(exec, owned);
-      B::Route(exec, route);
-      B::Receive(exec, table, receive);
-      B::PlanStep(exec, table, plan);
-      B::PutFailure(exec, summary, 0u);  // a number, instead of a summary
-      B::Prepare(exec, table,
-                 prepare);  // gives the number of the failure that this shard has had before, or 0
-      B::CommitStep(exec, table, commit);
-      B::Read(exec, word);
-      B::Copy(exec, from, n, to);
-    };
-
 /// Whose shards choose together which rows are evicted so that a write can be made.
 template <class B>
 concept EvictingBackend =
-    ShardedBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
-                                  const SummaryOperands& summary, const ContinueOperands& more) {
+    Backend<B> && requires(typename B::Exec& exec, typename B::Table& table, const SummaryOperands& summary,
+                           const ContinueOperands& more) {
       B::Summarize(exec, table, summary);
       B::Continue(exec, table, more);
-    };
-
-template <class B>
-concept BagBackend =
-    requires(typename B::Exec& exec, const BagSumOperands& sum, const BagExpandOperands& expand,
-             const BagDotOperands& dot, const BagMaxOperands& max, const BagPlaceOperands& place,
-             const BagIdsOperands& ids) {
-      typename B::Ctx;
-      B::BagSum(exec, sum);
-      B::BagExpand(exec, expand);
-      B::BagDot(exec, dot);
-      B::BagMax(exec, max);
-      B::BagPlace(exec, place);
-      B::BagIds(exec, ids);
     };
 
 }  // namespace kvjax

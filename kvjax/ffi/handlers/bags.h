@@ -51,7 +51,7 @@ inline float* Weights(const Decoder& in, const ffi::AnyBuffer& weights, size_t n
 }
 
 /// ids, weights, rows -> bags
-template <BagBackend B>
+template <Backend B>
 ffi::Error BagSum(typename B::Exec& exec, Decoder& in) {
   return GuardBags(in, [&] {
     const ffi::AnyBuffer ids = in.In(), weights = in.In();
@@ -61,7 +61,7 @@ ffi::Error BagSum(typename B::Exec& exec, Decoder& in) {
   });
 }
 /// ids, weights, bags -> rows
-template <BagBackend B>
+template <Backend B>
 ffi::Error BagExpand(typename B::Exec& exec, Decoder& in) {
   return GuardBags(in, [&] {
     const ffi::AnyBuffer ids = in.In(), weights = in.In();
@@ -71,7 +71,7 @@ ffi::Error BagExpand(typename B::Exec& exec, Decoder& in) {
   });
 }
 /// ids, rows, bags -> weights
-template <BagBackend B>
+template <Backend B>
 ffi::Error BagDot(typename B::Exec& exec, Decoder& in) {
   return GuardBags(in, [&] {
     const ffi::AnyBuffer ids = in.In();
@@ -81,7 +81,7 @@ ffi::Error BagDot(typename B::Exec& exec, Decoder& in) {
   });
 }
 /// ids, rows -> bags, positions
-template <BagBackend B>
+template <Backend B>
 ffi::Error BagMax(typename B::Exec& exec, Decoder& in) {
   return GuardBags(in, [&] {
     const ffi::AnyBuffer ids = in.In();
@@ -92,7 +92,7 @@ ffi::Error BagMax(typename B::Exec& exec, Decoder& in) {
   });
 }
 /// ids, positions, bags -> rows
-template <BagBackend B>
+template <Backend B>
 ffi::Error BagPlace(typename B::Exec& exec, Decoder& in) {
   return GuardBags(in, [&] {
     const ffi::AnyBuffer ids = in.In(), positions = in.In();
@@ -106,7 +106,7 @@ ffi::Error BagPlace(typename B::Exec& exec, Decoder& in) {
 }
 
 /// lengths -> ids, -1 for padding. The flag says that other devices make the same call.
-template <BagBackend B>
+template <Backend B>
 ffi::Error BagIds(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Op::kLookupBag, [&] {
     const ffi::AnyBuffer lengths = in.In(), ids = in.Out();

@@ -18,7 +18,7 @@ namespace kvjax {
 
 /// Checks that a device, or what a following read takes from elsewhere, is the shard () int32 that the
 /// program takes it for.
-template <ShardedBackend B>
+template <Backend B>
 uint32_t CheckShard(typename B::Exec& exec, const Decoder& in, const int32_t* shard) {
   const auto want = static_cast<uint32_t>(B::Read(exec, reinterpret_cast<const uint32_t*>(shard)));
   const uint32_t got = TableToRead<B>(in, false)->spec().shard;
@@ -35,7 +35,7 @@ inline OwnerSpan InOwners(Decoder& in, size_t n) {
           static_cast<uint32_t>(in.Count("shards", 1, kNumBuckets))};
 }
 
-template <ShardedBackend B>
+template <Backend B>
 ffi::Error OwnedKeys(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Name(Op::kRoute), true, [&] {
     OwnedOperands o{.table = in.table()};
@@ -49,7 +49,7 @@ ffi::Error OwnedKeys(typename B::Exec& exec, Decoder& in) {
 }
 
 /// The results are those of Routed.
-template <ShardedBackend B>
+template <Backend B>
 ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Name(Op::kRoute), true, [&] {
     RouteOperands o{.table = in.table()};
@@ -69,7 +69,7 @@ ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
 }
 
 /// low, high: () uint32, the smallest and the largest checksum of the operands of a call.
-template <ShardedBackend B>
+template <Backend B>
 ffi::Error CheckSame(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, in.Text("op"), true, [&] {
     const uint32_t* const low = in.InVersion();
@@ -82,7 +82,7 @@ ffi::Error CheckSame(typename B::Exec& exec, Decoder& in) {
 /// agreed: () uint32, the greatest status of all devices: 0, or the number of a failure, which is raised. If
 /// none has failed, counts what the call's `rounds` () int32 have moved: the keys of `starts` (shards + 1,)
 /// int32, of Routed, and the bytes of each round. The other operands are copied to the results.
-template <ShardedBackend B>
+template <Backend B>
 ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
   in.Names(in.Text("op"), in.Text("table"));
   return Guard(in.table(), in.op(), [&] {
@@ -118,7 +118,7 @@ ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
   });
 }
 
-template <ShardedBackend B>
+template <Backend B>
 ffi::Error Receive(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Name(Op::kApply), true, [&] {
     const auto table = TableOf<B>(in);
@@ -145,7 +145,7 @@ inline Array1<uint64_t> OutSummary(Decoder& in) {
 
 /// Runs body(), which writes the summary, unless there has been a failure: then its number () uint32 is
 /// written instead.
-template <ShardedBackend B, class Body>
+template <Backend B, class Body>
 ffi::Error ReportSummary(typename B::Exec& exec, Decoder& in, const uint32_t* earlier, uint64_t* summary,
                          Body body) {
   const auto put = [&](uint32_t number) { B::PutFailure(exec, summary, number); };
@@ -159,7 +159,7 @@ ffi::Error ReportSummary(typename B::Exec& exec, Decoder& in, const uint32_t* ea
 }
 
 /// delivered: () uint32, 0 or the number of a failure that there has been.
-template <ShardedBackend B>
+template <Backend B>
 ffi::Error PlanStep(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kApply), in.Text("table"));
   PlanStepOperands o;
@@ -195,7 +195,7 @@ ffi::Error Summarize(typename B::Exec& exec, Decoder& in) {
 }
 
 /// What the shards have to add up: nothing, to begin with.
-template <ShardedBackend B>
+template <Backend B>
 TallyResult OutTally(typename B::Exec& exec, Decoder& in) {
   TallyResult out;
   out.tally = in.Out<uint32_t>("a tally (words,)", Tally::kWords);
@@ -205,7 +205,7 @@ TallyResult OutTally(typename B::Exec& exec, Decoder& in) {
   return out;
 }
 
-template <ShardedBackend B>
+template <Backend B>
 ffi::Error Prepare(typename B::Exec& exec, Decoder& in) {
   in.Names(in.Text("op"), in.Text("table"));
   PrepareOperands o{.op = OpOf(in), .out = OutTally<B>(exec, in)};
@@ -240,7 +240,7 @@ ffi::Error Continue(typename B::Exec& exec, Decoder& in) {
   });
 }
 
-template <ShardedBackend B>
+template <Backend B>
 ffi::Error CommitStep(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kApply), in.Text("table"));
   return Guard(in.table(), in.op(), [&] {

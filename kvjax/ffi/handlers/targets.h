@@ -38,36 +38,27 @@ XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
   return handler->Call(frame);
 }
 
-/// All that a backend can do: tables and bags always, sharded tables where it can.
-template <class B>
-  requires Backend<B> && BagBackend<B>
+/// All that a backend can do.
+template <Backend B>
 std::vector<NamedHandler> Targets() {
   std::vector<NamedHandler> targets = {
-      {"kvjax_lookup", Handle<B, Lookup<B>>},
-      {"kvjax_find_missing", Handle<B, FindMissing<B>>},
-      {"kvjax_inspect", Handle<B, Inspect<B>>},
-      {"kvjax_read_slot", Handle<B, ReadSlot<B>>},
-      {"kvjax_changed", Handle<B, Changed<B>>},
-      {"kvjax_write_keys", Handle<B, WriteKeys<B>>},
-      {"kvjax_write_rows", Handle<B, WriteRows<B>>},
-      {"kvjax_accum", Handle<B, Accum<B>>},
-      {"kvjax_evict", Handle<B, Evict<B>>},
-      {"kvjax_clear", Handle<B, Clear<B>>},
-      {"kvjax_merge", Handle<B, Merge<B>>},
-      {"kvjax_gather", Handle<B, Gather<B>>},
-      {"kvjax_scatter", Handle<B, Scatter<B>>},
-      {"kvjax_canary", Handle<B, Canary<B>>},
-      {"kvjax_after", Handle<B, After<B>>},
-      {"kvjax_unasked", Handle<B, Unasked<B>>},
-      {"kvjax_end_refused", Handle<B, EndRefused<B>>},
-      {"kvjax_bag_sum", Handle<B, BagSum<B>>},
-      {"kvjax_bag_expand", Handle<B, BagExpand<B>>},
-      {"kvjax_bag_dot", Handle<B, BagDot<B>>},
-      {"kvjax_bag_max", Handle<B, BagMax<B>>},
-      {"kvjax_bag_place", Handle<B, BagPlace<B>>},
-      {"kvjax_bag_ids", Handle<B, BagIds<B>>},
+      {"kvjax_lookup", Handle<B, Lookup<B>>},        {"kvjax_find_missing", Handle<B, FindMissing<B>>},
+      {"kvjax_inspect", Handle<B, Inspect<B>>},      {"kvjax_read_slot", Handle<B, ReadSlot<B>>},
+      {"kvjax_changed", Handle<B, Changed<B>>},      {"kvjax_write_keys", Handle<B, WriteKeys<B>>},
+      {"kvjax_write_rows", Handle<B, WriteRows<B>>}, {"kvjax_accum", Handle<B, Accum<B>>},
+      {"kvjax_evict", Handle<B, Evict<B>>},          {"kvjax_clear", Handle<B, Clear<B>>},
+      {"kvjax_merge", Handle<B, Merge<B>>},          {"kvjax_apply", Handle<B, Apply<B>>},
+      {"kvjax_gather", Handle<B, Gather<B>>},        {"kvjax_scatter", Handle<B, Scatter<B>>},
+      {"kvjax_canary", Handle<B, Canary<B>>},        {"kvjax_after", Handle<B, After<B>>},
+      {"kvjax_unasked", Handle<B, Unasked<B>>},      {"kvjax_end_refused", Handle<B, EndRefused<B>>},
+      {"kvjax_bag_sum", Handle<B, BagSum<B>>},       {"kvjax_bag_expand", Handle<B, BagExpand<B>>},
+      {"kvjax_bag_dot", Handle<B, BagDot<B>>},       {"kvjax_bag_max", Handle<B, BagMax<B>>},
+      {"kvjax_bag_place", Handle<B, BagPlace<B>>},   {"kvjax_bag_ids", Handle<B, BagIds<B>>},
+      {"kvjax_owned", Handle<B, OwnedKeys<B>>},      {"kvjax_route", Handle<B, RouteKeys<B>>},
+      {"kvjax_check_same", Handle<B, CheckSame<B>>}, {"kvjax_agree", Handle<B, Agree<B>>},
+      {"kvjax_receive", Handle<B, Receive<B>>},      {"kvjax_plan_step", Handle<B, PlanStep<B>>},
+      {"kvjax_prepare", Handle<B, Prepare<B>>},      {"kvjax_commit_step", Handle<B, CommitStep<B>>},
   };
-  if constexpr (ProgramBackend<B>) targets.push_back({"kvjax_apply", Handle<B, Apply<B>>});
   if constexpr (HoldingBackend<B>) {
     targets.push_back({"kvjax_begin_apply", Handle<B, BeginApply<B>>});
     targets.push_back({"kvjax_end_apply", Handle<B, EndApply<B>>});
@@ -76,18 +67,6 @@ std::vector<NamedHandler> Targets() {
     targets.push_back({"kvjax_plan_apply", Handle<B, PlanApply<B>>});
     targets.push_back({"kvjax_read_step", Handle<B, ReadStep<B>>});
     targets.push_back({"kvjax_write_step", Handle<B, WriteStep<B>>});
-  }
-  if constexpr (ShardedBackend<B>) {
-    targets.insert(targets.end(), {
-                                      {"kvjax_owned", Handle<B, OwnedKeys<B>>},
-                                      {"kvjax_route", Handle<B, RouteKeys<B>>},
-                                      {"kvjax_check_same", Handle<B, CheckSame<B>>},
-                                      {"kvjax_agree", Handle<B, Agree<B>>},
-                                      {"kvjax_receive", Handle<B, Receive<B>>},
-                                      {"kvjax_plan_step", Handle<B, PlanStep<B>>},
-                                      {"kvjax_prepare", Handle<B, Prepare<B>>},
-                                      {"kvjax_commit_step", Handle<B, CommitStep<B>>},
-                                  });
   }
   if constexpr (EvictingBackend<B>) {
     targets.push_back({"kvjax_summarize", Handle<B, Summarize<B>>});

@@ -65,7 +65,7 @@ inline StepSpan InStep(Decoder& in, const TableSpec& spec) {
   return step;
 }
 
-template <ProgramBackend B>
+template <Backend B>
 ffi::Error Apply(typename B::Exec& exec, Decoder& in) {
   return PlanTraining<B>(exec, in, [&] {
     const auto table = TableOf<B>(in);

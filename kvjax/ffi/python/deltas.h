@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string_view.h>
 
-#include <concepts>
 #include <string_view>
 #include <utility>
 
@@ -14,33 +13,19 @@
 namespace kvjax {
 
 template <class T>
-concept DeltaTable = requires(T& table, uint32_t version, CursorToken token) {
-  { table.OpenCursor(version) } -> std::same_as<CursorToken>;
-  table.CloseCursor(token);
-  { table.ExportSince(version, token, true) } -> std::same_as<Delta>;
-};
-
-/// body(table) on a shard.
-template <DeltaTable T, class Body>
-auto OnDeltaTable(std::string_view name, size_t shard, Body body) {
-  const auto table = ShardOf<T>(name, "save", shard);
-  return HostCall(name, "save", [&] { return body(*table); });
-}
-
-template <DeltaTable T>
 CursorToken OpenCursor(std::string_view name, size_t shard, uint32_t version) {
-  return OnDeltaTable<T>(name, shard, [&](T& table) { return table.OpenCursor(version); });
+  return OnShard<T>(name, "save", shard, [&](T& table) { return table.OpenCursor(version); });
 }
 
-template <DeltaTable T>
+template <class T>
 void CloseCursor(std::string_view name, size_t shard, CursorToken token) {
-  OnDeltaTable<T>(name, shard, [&](T& table) { table.CloseCursor(token); });
+  OnShard<T>(name, "save", shard, [&](T& table) { table.CloseCursor(token); });
 }
 
-template <DeltaTable T>
+template <class T>
 nb::object ExportSince(std::string_view name, size_t shard, uint32_t version, CursorToken token) {
   return WithMemory(name, "save", [&]() -> nb::object {
-    Delta delta = OnDeltaTable<T>(name, shard, [&](T& t) { return t.ExportSince(version, token, true); });
+    Delta delta = OnShard<T>(name, "save", shard, [&](T& t) { return t.ExportSince(version, token, true); });
     if (delta.whole) return nb::none();
     nb::dict out = SnapshotToNumpy(std::move(delta.rows));
     out["removed"] = ToNumpy(std::move(delta.removed));
@@ -50,7 +35,7 @@ nb::object ExportSince(std::string_view name, size_t shard, uint32_t version, Cu
   });
 }
 
-template <DeltaTable T>
+template <WholeTable T>
 void BindDeltas(nb::module_& m) {
   m.def("open_cursor", &OpenCursor<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
         "Has a shard remember what it is now, to know what changes. Returns the cursor's token.");

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/admit.h"
+#include "kvjax/ffi/core/delta.h"
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/registry.h"
 #include "kvjax/ffi/core/snapshot.h"
@@ -30,31 +31,34 @@ namespace kvjax {
 
 /// What these calls want of a table; cpu/table.h says what each of them means.
 template <class T>
-concept WholeTable =
-    requires(T& table, const TableSpec& spec, const std::string& storage, std::string_view name,
-             uint32_t version, bool raises, size_t n, const SnapshotView& rows, const SnapshotSpace& space,
-             const LoadHead& head, typename T::Loaded loaded, Sink sink, ScoreFunction score) {
-      { T::Make(spec, storage, version, n) } -> std::same_as<std::shared_ptr<T>>;
-      { table.spec() } -> std::convertible_to<const TableSpec&>;
-      { table.row_bytes() } -> std::convertible_to<size_t>;
-      { table.version() } -> std::convertible_to<uint32_t>;
-      table.Settle();
-      { table.SettledVersion() } -> std::convertible_to<uint32_t>;
-      { table.Size(version) } -> std::convertible_to<size_t>;
-      { table.Export(version, true, name, raises) } -> std::same_as<Snapshot>;
-      { table.ExportAdmission(version, name, raises) } -> std::same_as<AdmissionState>;
-      { table.NextOf(*table.Freeze(version, true, name, raises).first, space) } -> std::same_as<size_t>;
-      { table.BeginLoad(version, head) } -> std::same_as<typename T::Loaded>;
-      table.AddLoaded(loaded, rows);
-      table.EndLoad(loaded);
-      { table.CommitLoad(std::move(loaded)) } -> std::convertible_to<uint32_t>;
-      { table.Stats(raises) } -> std::same_as<Statistics>;
-      { table.Rows() } -> std::convertible_to<std::tuple<size_t, uint32_t>>;
-      { table.Layout() } -> std::convertible_to<SlotLayout>;
-      table.Reserve(version, n);
-      table.SetSink(std::move(sink));
-      table.SetScore(std::move(score));
-    };
+concept WholeTable = requires(T& table, const TableSpec& spec, const std::string& storage,
+                              std::string_view name, uint32_t version, bool raises, size_t n,
+                              const SnapshotView& rows, const SnapshotSpace& space, const LoadHead& head,
+                              typename T::Loaded loaded, CursorToken token, Sink sink, ScoreFunction score) {
+  { T::Make(spec, storage, version, n) } -> std::same_as<std::shared_ptr<T>>;
+  { table.spec() } -> std::convertible_to<const TableSpec&>;
+  { table.row_bytes() } -> std::convertible_to<size_t>;
+  { table.version() } -> std::convertible_to<uint32_t>;
+  table.Settle();
+  { table.SettledVersion() } -> std::convertible_to<uint32_t>;
+  { table.Size(version) } -> std::convertible_to<size_t>;
+  { table.Export(version, true, name, raises) } -> std::same_as<Snapshot>;
+  { table.ExportAdmission(version, name, raises) } -> std::same_as<AdmissionState>;
+  { table.NextOf(*table.Freeze(version, true, name, raises).first, space) } -> std::same_as<size_t>;
+  { table.BeginLoad(version, head) } -> std::same_as<typename T::Loaded>;
+  table.AddLoaded(loaded, rows);
+  table.EndLoad(loaded);
+  { table.CommitLoad(std::move(loaded)) } -> std::convertible_to<uint32_t>;
+  { table.OpenCursor(version) } -> std::same_as<CursorToken>;
+  table.CloseCursor(token);
+  { table.ExportSince(version, token, true) } -> std::same_as<Delta>;
+  { table.Stats(raises) } -> std::same_as<Statistics>;
+  { table.Rows() } -> std::convertible_to<std::tuple<size_t, uint32_t>>;
+  { table.Layout() } -> std::convertible_to<SlotLayout>;
+  table.Reserve(version, n);
+  table.SetSink(std::move(sink));
+  table.SetScore(std::move(score));
+};
 
 /// One of the shards of this process; a table that is not sharded is its own shard 0.
 template <class T>
@@ -79,6 +83,13 @@ auto HostCall(std::string_view name, std::string_view op, Body body) {
     const WithoutGil others_run;
     return body();
   });
+}
+
+/// body(table) on a shard.
+template <class T, class Body>
+auto OnShard(std::string_view name, std::string_view op, size_t shard, Body body) {
+  const auto table = ShardOf<T>(name, op, shard);
+  return HostCall(name, op, [&] { return body(*table); });
 }
 
 inline AdmissionSpec ParseAdmission(const nb::dict& o) {
@@ -194,8 +205,7 @@ nb::dict ExportTable(std::string_view name, size_t shard, uint32_t version, bool
 /// Everything that kvjax.Stats says, by its names.
 template <class T>
 nb::dict TableStats(std::string_view name, size_t shard, bool raises) {
-  const auto table = ShardOf<T>(name, "stats", shard);
-  const Statistics stats = HostCall(name, "stats", [&] { return table->Stats(raises); });
+  const Statistics stats = OnShard<T>(name, "stats", shard, [&](const T& t) { return t.Stats(raises); });
   nb::dict out, evicted;
   for (const auto& [field, number] : kStatistics) out[field] = stats.*number;
   for (const auto& [reason, rows] : stats.evicted) {
@@ -210,15 +220,13 @@ nb::dict TableStats(std::string_view name, size_t shard, bool raises) {
 /// The number of rows and the version that they belong to.
 template <class T>
 std::tuple<size_t, uint32_t> Rows(std::string_view name, size_t shard) {
-  const auto table = ShardOf<T>(name, "repr", shard);
-  return HostCall(name, "repr", [&] { return table->Rows(); });
+  return OnShard<T>(name, "repr", shard, [](const T& table) { return table.Rows(); });
 }
 
 /// Slots as (name, type), in the optimizer's order.
 template <class T>
 nb::list TableSlots(std::string_view name, size_t shard) {
-  const auto table = ShardOf<T>(name, "slot", shard);
-  const SlotLayout layout = HostCall(name, "slot", [&] { return table->Layout(); });
+  const SlotLayout layout = OnShard<T>(name, "slot", shard, [](const T& table) { return table.Layout(); });
   nb::list slots;
   for (const Slot& slot : layout.slots()) slots.append(nb::make_tuple(ToStr(slot.name), ToStr(slot.type)));
   return slots;
@@ -227,9 +235,8 @@ nb::list TableSlots(std::string_view name, size_t shard) {
 template <class T>
 void SetSink(std::string_view name, size_t shard, nb::object sink) {
   WithMemory(name, "on_evict", [&] {
-    const auto table = ShardOf<T>(name, "on_evict", shard);
     Sink call = MakeSink(name, std::move(sink));
-    HostCall(name, "on_evict", [&] { table->SetSink(std::move(call)); });
+    OnShard<T>(name, "on_evict", shard, [&](T& table) { table.SetSink(std::move(call)); });
   });
 }
 
@@ -261,23 +268,20 @@ void BindTables(nb::module_& m) {
   m.def(
       "version",
       [](std::string_view name, size_t shard) {
-        return HostCall(name, "version",
-                        [&] { return ShardOf<T>(name, "version", shard)->SettledVersion(); });
+        return OnShard<T>(name, "version", shard, [](const T& table) { return table.SettledVersion(); });
       },
       nb::arg("name"), nb::arg("shard"), "The live version, once no write is under way.");
   m.def(
       "size",
       [](std::string_view name, size_t shard, uint32_t version, std::string_view op) {
-        const auto table = ShardOf<T>(name, op, shard);
-        return HostCall(name, op, [&] { return table->Size(version, op); });
+        return OnShard<T>(name, op, shard, [&](const T& table) { return table.Size(version, op); });
       },
       nb::arg("name"), nb::arg("shard"), nb::arg("version"), nb::arg("op") = "size",
       "The number of rows of a shard. op: of the call that asks, for errors.");
   m.def(
       "reserve",
       [](std::string_view name, size_t shard, uint32_t version, size_t n) {
-        const auto table = ShardOf<T>(name, "reserve", shard);
-        HostCall(name, "reserve", [&] { table->Reserve(version, n); });
+        OnShard<T>(name, "reserve", shard, [&](T& table) { table.Reserve(version, n); });
       },
       nb::arg("name"), nb::arg("shard"), nb::arg("version"), nb::arg("n"), "Makes space for n rows in all.");
   m.def("export_table", &ExportTable<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),

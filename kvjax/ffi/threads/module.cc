@@ -16,7 +16,7 @@ struct OnThreads {
   static Threads Make(Exec&) { return Threads(); }
 };
 using Emulated = DeviceBackend<OnThreads>;
-static_assert(ShardedBackend<Emulated>);
+static_assert(Backend<Emulated>);
 
 }  // namespace
 }  // namespace kvjax::device
