@@ -31,31 +31,29 @@ inline void Table::PlanProgram(const ParallelFor& parallel, const ApplyOperands&
   step_.groups = std::make_unique<KeyGroups>(parallel, step.keys.data, step.gradients.counts, step.keys.n);
   const KeyGroups& groups = *step_.groups;
   const KeySpan keys{groups.keys().data(), groups.size(), step.keys.narrow};
-  const StepGradients gradients{
-      .keys = keys.data, .rows = step.gradients.rows, .groups = &groups, .counts = groups.counts().data()};
-  ApplyPlan& plan =
-      step_.plan.emplace(PlanApply(LocateGroups(parallel, step.keys, groups, keys), keys,
-                                   groups.counts().data(), gradients, Load64(step.step), step.layout));
+  const StepGradients gradients = StepGradients::Of(groups, step.gradients.rows);
+  ApplyPlan& plan = step_.plan.emplace(PlanApply(LocateGroups(parallel, step.keys, groups, keys), keys,
+                                                 gradients, Load64(step.step), step.layout));
   MakeSpace(parallel, plan);
   step_.pass = std::make_unique<RowPass>(spec_, o.program, plan.layout, o.shared, plan.step);
-  PrepareApply(parallel, keys, groups.counts().data(), plan, step.initial);
+  PrepareApply(parallel, keys, gradients.counts, plan, step.initial);
   plan.ready = true;
 }
 
 /// rows: the gradients of its batch.
 inline uint32_t Table::EndProgram(const ParallelFor& parallel, const float* rows) {
-  const KeyGroups& groups = *step_.groups;
-  ApplyPlan& plan = *step_.plan;
-  const uint32_t next = CommitApply(plan, {groups.keys().data(), groups.size()}, groups.counts().data());
-  step_.pass->Run(parallel, in_.store, plan.updates,
-                  {.keys = groups.keys().data(),
-                   .rows = rows,
-                   .groups = &groups,
-                   .shared = plan.shared_sum.data(),
-                   .counts = groups.counts().data(),
-                   .shared_count = plan.shared_count});
-  in_.Compact();
+  const uint32_t next = RunProgram(parallel, StepGradients::Of(*step_.groups, rows), step_.groups->size());
   last_batch_.Trained(next);
+  return next;
+}
+
+/// Commits the step with the program that updates its rows. of: the gradients of its n keys.
+inline uint32_t Table::RunProgram(const ParallelFor& parallel, StepGradients of, size_t n) {
+  ApplyPlan& plan = *step_.plan;
+  of.shared = plan.shared_sum.data(), of.shared_count = plan.shared_count;
+  const uint32_t next = CommitApply(plan, {of.keys, n}, of.counts);
+  step_.pass->Run(parallel, in_.store, plan.updates, of);
+  in_.Compact();
   ForgetPlan();
   return next;
 }
@@ -84,8 +82,9 @@ inline Located Table::LocateGroups(const ParallelFor& parallel, KeySpan batch, c
 
 /// What the gradients of distinct keys, each with its occurrences, will do: which keys get a row. Changes
 /// nothing.
-inline ApplyPlan Table::PlanApply(Located located, KeySpan keys, const int32_t* counts,
-                                  const StepGradients& gradients, int64_t step, const SlotLayout& layout) {
+inline ApplyPlan Table::PlanApply(Located located, KeySpan keys, const StepGradients& gradients, int64_t step,
+                                  const SlotLayout& layout) {
+  const int32_t* const counts = gradients.counts;
   ApplyPlan plan{.layout = layout, .step = StepOf(step, in_.last_step)};
   plan.attach = AttachesSlots(spec_.name, in_.store.layout(), layout);
   plan.change.found = std::move(located);
@@ -117,7 +116,7 @@ inline ApplyPlan Table::PlanApply(Located located, KeySpan keys, const int32_t* 
       std::vector<double> block(dim);
       for (size_t j = begin; j < std::min<size_t>(n, begin + kSumBlock); ++j) {
         const auto unadmitted = static_cast<uint32_t>(plan.unadmitted[j]);
-        const float* const row = gradients.Of(unadmitted, dim, memory.data(), SumInOrder());
+        const float* const row = gradients.SumOf(unadmitted, dim, memory.data(), SumInOrder());
         for (size_t d = 0; d < dim; ++d) block[d] += row[d];
       }
       for (size_t d = 0; d < dim; ++d) plan.shared_gradient[d] += block[d];

@@ -18,8 +18,8 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
   const auto lock = Write(version, "apply", keys, Column::kBoth);
   keys.n = CheckMerged(keys, counts);
   ForgetPlan();
-  const StepGradients gradients{.keys = keys.data, .rows = rows};
-  ApplyPlan plan = PlanApply(in_.Locate(parallel, keys, true), keys, counts, gradients, step, layout);
+  const StepGradients gradients{.keys = keys.data, .rows = rows, .counts = counts};
+  ApplyPlan plan = PlanApply(in_.Locate(parallel, keys, true), keys, gradients, step, layout);
   MakeSpace(parallel, plan);
   Stage(plan, keys, counts);
   PrepareApply(parallel, keys, counts, plan, initial);
@@ -180,8 +180,7 @@ inline uint32_t Table::EndStep(const ParallelFor& parallel) {
   };
   parallel(staged.rows.size(), kRowGrain, std::cref(write));
   in_.Compact();
-  step_.open = false;
-  step_.plan.reset();
+  ForgetPlan();
   return next;
 }
 

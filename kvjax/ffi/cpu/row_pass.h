@@ -40,6 +40,11 @@ struct StepGradients {
   const int32_t* counts = nullptr;  // occurrences of each key
   uint64_t shared_count = 0;        // of all keys that share that row
 
+  /// Those of a batch, as it came.
+  static StepGradients Of(const KeyGroups& groups, const float* rows) {
+    return {.keys = groups.keys().data(), .rows = rows, .groups = &groups, .counts = groups.counts().data()};
+  }
+
   [[nodiscard]] uint64_t Occurrences(uint32_t gradient) const {
     return gradient == ApplyTarget::kSharedGradient ? shared_count : static_cast<uint64_t>(counts[gradient]);
   }
@@ -64,7 +69,7 @@ struct StepGradients {
   }
 
   template <class Sum>
-  const float* Of(uint32_t gradient, size_t dim, float* memory, Sum sum) const {
+  const float* SumOf(uint32_t gradient, size_t dim, float* memory, Sum sum) const {
     if (gradient == ApplyTarget::kSharedGradient) return shared;
     return groups == nullptr ? rows + gradient * dim
                              : SumRows(rows, groups->rows(gradient), dim, memory, sum);
@@ -155,7 +160,7 @@ class RowPass {
   /// Sums the gradients of the keys that occur several times, which have been fetched by now.
   void Sum(RowWorker& worker, size_t number, const StepGradients& gradients) const {
     for (const RowWorker::Repeated& some : worker.repeated[number])
-      gradients.Of(some.gradient, static_cast<size_t>(spec_.dim), some.sum, worker.machine.sum());
+      gradients.SumOf(some.gradient, static_cast<size_t>(spec_.dim), some.sum, worker.machine.sum());
   }
 
   const TableSpec& spec_;

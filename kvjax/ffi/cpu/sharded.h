@@ -37,8 +37,8 @@ inline void Table::PlanStep(const ParallelFor& parallel, const PlanStepOperands&
   if (step_.way != Step::Way::kShard || step_.version != *o.version || step_.open) throw NotPlanned();
   space_.reset();
   const ReceiveBuffer::Merged in = step_.received.Close(parallel, static_cast<size_t>(spec_.dim));
-  const StepGradients gradients{.keys = in.keys, .rows = in.rows};
-  step_.plan = PlanApply(in_.Locate(parallel, {in.keys, in.n}, true), {in.keys, in.n}, in.counts, gradients,
+  const StepGradients gradients{.keys = in.keys, .rows = in.rows, .counts = in.counts};
+  step_.plan = PlanApply(in_.Locate(parallel, {in.keys, in.n}, true), {in.keys, in.n}, gradients,
                          Load64(o.step), o.layout);
   const ApplyPlan& plan = *step_.plan;
   step_.wants_facts = o.facts;
@@ -162,19 +162,8 @@ inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version,
     return HandOut({step_.targets.data(), active, step, step_.shared_gradient.data(), facts}, {in.keys, in.n},
                    in.counts);
   }
-  ApplyPlan& plan = *step_.plan;
-  const uint32_t next = CommitApply(plan, {in.keys, in.n}, in.counts);
-  step_.pass->Run(parallel, in_.store, plan.updates,
-                  {.keys = in.keys,
-                   .rows = in.rows,
-                   .shared = plan.shared_sum.data(),
-                   .counts = in.counts,
-                   .shared_count = plan.shared_count});
-  in_.Compact();
-  *active = 0, *step = plan.step;  // nothing is left to do
-  step_.pass.reset();
-  step_.plan.reset();
-  return next;
+  *active = 0, *step = step_.plan->step;  // nothing is left to do
+  return RunProgram(parallel, {.keys = in.keys, .rows = in.rows, .counts = in.counts}, in.n);
 }
 
 inline void Table::ForgetPlan() noexcept {

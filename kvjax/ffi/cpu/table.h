@@ -341,8 +341,8 @@ class Table {
 
   [[nodiscard]] Located LocateGroups(const ParallelFor& parallel, KeySpan batch, const KeyGroups& groups,
                                      KeySpan keys) const;
-  [[nodiscard]] ApplyPlan PlanApply(Located found, KeySpan keys, const int32_t* counts,
-                                    const StepGradients& gradients, int64_t step, const SlotLayout& layout);
+  [[nodiscard]] ApplyPlan PlanApply(Located found, KeySpan keys, const StepGradients& gradients, int64_t step,
+                                    const SlotLayout& layout);
   [[nodiscard]] bool LacksShared(const ApplyPlan& plan) const;
   void EnterShared(ApplyPlan& plan) const;
   void MakeSpace(const ParallelFor& parallel, ApplyPlan& plan) const;
@@ -361,6 +361,7 @@ class Table {
   uint32_t EndStep(const ParallelFor& parallel);
   void PlanProgram(const ParallelFor& parallel, const ApplyOperands& o);
   uint32_t EndProgram(const ParallelFor& parallel, const float* rows);
+  uint32_t RunProgram(const ParallelFor& parallel, StepGradients of, size_t n);
 
   [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;
   /// The targets of a chunk: of its operand, or of the shard's own step if that is empty.
