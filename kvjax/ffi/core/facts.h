@@ -20,10 +20,6 @@ struct RowFacts {
 };
 static_assert(sizeof(RowFacts) == RowFacts::kWords * sizeof(uint32_t));
 
-KVJAX_HD inline void PutWords(uint32_t* words, uint64_t number) {
-  words[0] = static_cast<uint32_t>(number);
-  words[1] = static_cast<uint32_t>(number >> 32);
-}
 KVJAX_HD inline int32_t Clipped(uint64_t number) {
   return number < INT32_MAX ? static_cast<int32_t>(number) : INT32_MAX;
 }

@@ -60,13 +60,29 @@ KVJAX_HD inline T Extreme(T a, T b) {
   return __builtin_bit_cast(T, first != 0 ? x : y);
 }
 
-/// How many bits a number above zero has.
-KVJAX_HD inline int BitWidth(uint64_t word) {
+/// How many zeros there are below the lowest bit of a word above zero.
+KVJAX_HD inline uint32_t CountTrailingZeros(uint32_t word) {
 #ifdef __CUDA_ARCH__
-  return 64 - __clzll(static_cast<long long>(word));
+  return static_cast<uint32_t>(__ffs(static_cast<int>(word))) - 1;
 #else
-  return std::bit_width(word);
+  return static_cast<uint32_t>(std::countr_zero(word));
 #endif
+}
+
+/// How many bits a number has from its highest on.
+KVJAX_HD inline uint32_t BitWidth(uint64_t number) {
+#ifdef __CUDA_ARCH__
+  return 64 - static_cast<uint32_t>(__clzll(static_cast<long long>(number)));
+#else
+  return static_cast<uint32_t>(std::bit_width(number));
+#endif
+}
+
+// A number of 64 bits that is aligned like one of 32: two words, the low one first.
+KVJAX_HD inline uint64_t GetWords(const uint32_t* words) { return uint64_t{words[1]} << 32 | words[0]; }
+KVJAX_HD inline void PutWords(uint32_t* words, uint64_t number) {
+  words[0] = static_cast<uint32_t>(number);
+  words[1] = static_cast<uint32_t>(number >> 32);
 }
 
 }  // namespace kvjax

@@ -66,7 +66,7 @@ struct Rule {
   /// Where a row stands in a ranking, lowest first, whatever the step is; `score` is its score, if the rule
   /// needs one.
   [[nodiscard]] KVJAX_HD uint64_t Order(const RowHeader& header, double score = 0.0) const {
-    if (kind == Kind::kRecent) return static_cast<uint64_t>(header.version) ^ uint64_t { 1 } << 63;
+    if (kind == Kind::kRecent) return static_cast<uint64_t>(header.version);  // from 0 on
     if (kind == Kind::kLowest) return OrderOf(score);
     return half_life > 0.0 ? DecayedOrder(header.frequency, header.version, half_life) : header.frequency;
   }

@@ -13,9 +13,15 @@ namespace kvjax::device {
 /// Gradients that no merging has been asked for, as a step takes them. merged: by this call.
 inline GradientsView AsMerged(const StepSpan& step, bool count_batches, bool merged = false) {
   const GradientSpan& g = step.gradients;
-  return {step.keys.data, g.counts,       g.rows,  step.keys.n,
-          g.canaries,     g.num_canaries, kCanary, reinterpret_cast<const uint32_t*>(step.step),
-          count_batches,  merged};
+  return {step.keys.data,
+          g.counts,
+          g.rows,
+          step.keys.n,
+          g.canaries,
+          g.num_canaries,
+          reinterpret_cast<const uint32_t*>(step.step),
+          count_batches,
+          merged};
 }
 
 /// What the rows of a step that begins are known by.

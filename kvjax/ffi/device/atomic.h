@@ -1,7 +1,6 @@
 // Atomic access to words that many lanes write: the same source for the device and for host threads.
 #pragma once
 #include <atomic>
-#include <bit>
 #include <cstdint>
 
 #include "kvjax/ffi/core/portable.h"
@@ -91,23 +90,6 @@ KVJAX_HD void StoreForHost(T& word, T value) {
 template <class T>
 T LoadFromDevice(T& word) {
   return std::atomic_ref<T>(word).load(std::memory_order_acquire);
-}
-
-KVJAX_HD inline uint32_t CountTrailingZeros(uint32_t word) {
-#ifdef __CUDA_ARCH__
-  return static_cast<uint32_t>(__ffs(static_cast<int>(word))) - 1;
-#else
-  return static_cast<uint32_t>(std::countr_zero(word));
-#endif
-}
-
-/// How many bits a number has from its highest on.
-KVJAX_HD inline uint32_t BitWidth(uint64_t number) {
-#ifdef __CUDA_ARCH__
-  return 64 - static_cast<uint32_t>(__clzll(static_cast<long long>(number)));
-#else
-  return static_cast<uint32_t>(std::bit_width(number));
-#endif
 }
 
 }  // namespace kvjax::device

@@ -80,7 +80,7 @@ void RunProgram(Q& q, const DeviceProgram<Q>& program, const StepView& step, siz
                         shared ? step.shared_key : step.keys[at]};
               fresh = step.rows.in.Header(row).has_slots == 0;
             }
-            const auto now = static_cast<int64_t>(uint64_t{step.step[1]} << 32 | step.step[0]);
+            const auto now = static_cast<int64_t>(GetWords(step.step));
             const Lane<typename Q::Tile> lane(p, tile, memory, now, places);
             lane.Run(fresh);
             if (has && step.slots) step.rows.in.Header(row).has_slots = 1;

@@ -18,7 +18,6 @@ struct GradientsView {
   size_t n;
   const uint32_t* canaries;
   size_t num_canaries;
-  uint32_t canary;       // what each of them has to be
   const uint32_t* step;  // two words
   bool count_batches;
   bool merged = false;  // by the call itself: no key comes twice
@@ -28,8 +27,7 @@ struct GradientsView {
 template <class Q>
 void CheckGradients(Q& q, CallView call, GradientsView g, const uint32_t* first) {
   q.Each(g.n > g.num_canaries ? g.n : g.num_canaries, [=] KVJAX_HD(size_t i) {
-    if (i < g.num_canaries && g.canaries[i] != g.canary)
-      call.Close(Refusal::kCanary, g.canaries[i], g.canary);
+    if (i < g.num_canaries && g.canaries[i] != kCanary) call.Close(Refusal::kCanary, g.canaries[i], kCanary);
     if (i >= g.n) return;
     const int32_t count = g.counts[i];
     const bool behind_padding = i > 0 && count > 0 && g.counts[i - 1] <= 0;
@@ -126,8 +124,7 @@ struct EndStep {
   KVJAX_HD void operator()(CallView call) const {
     Control& control = *call.control;
     *active = call.open() ? static_cast<int32_t>(control.active) : 0;
-    used_step[0] = static_cast<uint32_t>(control.step);
-    used_step[1] = static_cast<uint32_t>(static_cast<uint64_t>(control.step) >> 32);
+    PutWords(used_step, static_cast<uint64_t>(control.step));
     if (!call.open()) return;
     control.admitted += control.entering - (unadmitted != nullptr ? unadmitted->entering : 0);
     control.distinct += control.active;
@@ -215,10 +212,8 @@ void ReadRows(Q& q, EnterView v, StepRowsView rows, bool attached, StepResults o
       if (!part.slot)
         v.initial.WriteRows(tile, at.key, initial ? v.before[first] : 0, initial ? to : nullptr);
     }
-    if (i == 0 && out.used_step != nullptr) {
-      const auto step = static_cast<uint64_t>(v.call.control->step);
-      out.used_step[0] = static_cast<uint32_t>(step), out.used_step[1] = static_cast<uint32_t>(step >> 32);
-    }
+    if (i == 0 && out.used_step != nullptr)
+      PutWords(out.used_step, static_cast<uint64_t>(v.call.control->step));
   });
 }
 

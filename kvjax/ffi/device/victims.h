@@ -222,7 +222,7 @@ void DecideEvict(Q& q, ChoiceView v, const uint32_t* step) {
     Choice& choice = *v.choice;
     choice = {};
     if (!v.call.open()) return;
-    const auto given = static_cast<int64_t>(uint64_t{step[1]} << 32 | step[0]);
+    const auto given = static_cast<int64_t>(GetWords(step));
     choice.step = given < 0 ? control.last_step : given;
     choice.size = choice.after = control.size;
     choice.asked = Choice::kPolicy, choice.was_asked[0] = true;

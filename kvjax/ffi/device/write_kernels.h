@@ -21,7 +21,7 @@ void BeginWrite(Q& q, CallView call, const uint32_t* step = nullptr) {
     control.open = call.Current(true) ? 1 : 0;
     control.entering = control.leaving = control.active = 0;
     if (step == nullptr) return;
-    control.step = StepOf(static_cast<int64_t>(uint64_t{step[1]} << 32 | step[0]), control.last_step);
+    control.step = StepOf(static_cast<int64_t>(GetWords(step)), control.last_step);
   });
 }
 
