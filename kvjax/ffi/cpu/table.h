@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/away.h"
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/core/copy.h"
@@ -35,7 +36,6 @@
 #include "kvjax/ffi/cpu/last_batch.h"
 #include "kvjax/ffi/cpu/plan.h"
 #include "kvjax/ffi/cpu/version.h"
-#include "kvjax/ffi/cpu/visit.h"
 
 namespace kvjax {
 
@@ -262,10 +262,35 @@ class Table {
   static constexpr size_t kAhead = 16;      // rows: how far ahead their cache lines are fetched
 
   using Column = RowsAway::Column;
-  friend class VisitOf<Table>;
-  using Visit = VisitOf<Table>;
+
+  /// A call from its door to its end, between which rows that live in an engine are in memory; where none do,
+  /// it is nothing.
+  class Visit {
+   public:
+    Visit(const Table& table, std::string_view op, bool writes) : table_(table), writes_(writes) {
+      if (table.in_.store.away() == nullptr) return;
+      turn_ = std::unique_lock(table.away_turn_, std::defer_lock);
+      table.gate_.Take(turn_, table.spec_.name, op);
+      table.in_.store.away()->Enter();
+    }
+    Visit(Visit&&) = default;
+    ~Visit() {
+      if (!turn_) return;
+      // The store may have been replaced since this began.
+      table_.in_.store.away()->End(table_.in_.store, table_.version(), table_.planning(), writes_);
+    }
+
+   private:
+    const Table& table_;
+    bool writes_;
+    std::unique_lock<std::timed_mutex> turn_;  // also those that read take turns, as they bring rows
+  };
+  /// A call that has been let in.
   template <class Lock>
-  using Entered = EnteredBy<Table, Lock>;
+  struct Entered {
+    Lock lock;
+    Visit visit;
+  };
 
   [[nodiscard]] Entered<VersionGate::ReadLock> Read(ReadVersion version, std::string_view op, KeySpan keys,
                                                     Column columns = Column::kNone) const {
