@@ -40,7 +40,7 @@ CPP_FOLDERS = {
     "cpu": {"core", "cpu"},
     "device": {"core", "device"},
     "cuda": {"core", "device", "cuda"},
-    "threads": {"device", "threads"},
+    "threads": {"core", "device", "threads"},
     "handlers": {"core", "handlers"},
     "python": {"core", "handlers", "python"},
 }

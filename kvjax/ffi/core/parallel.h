@@ -84,12 +84,15 @@ void Share(size_t threads, Schedule schedule, size_t n, size_t grain,
   if (job->error) std::rethrow_exception(job->error);
 }
 
-/// On threads that are made for the call: for long calls from Python, which come without a pool of XLA's.
-inline void OnThreads(size_t n, size_t grain, const std::function<void(size_t, size_t)>& body) {
+/// On threads that are made for the call, or fewer where the system gives none.
+inline void OnNewThreads(size_t threads, size_t n, size_t grain,
+                         const std::function<void(size_t, size_t)>& body) {
   std::vector<std::jthread> helpers;
-  Share(
-      std::thread::hardware_concurrency(), [&](auto work) { helpers.emplace_back(std::move(work)); }, n,
-      grain, body);
+  Share(threads, [&](auto work) { helpers.emplace_back(std::move(work)); }, n, grain, body);
+}
+/// As many as there are processors: for long calls from Python, which come without a pool of XLA's.
+inline void OnThreads(size_t n, size_t grain, const std::function<void(size_t, size_t)>& body) {
+  OnNewThreads(std::thread::hardware_concurrency(), n, grain, body);
 }
 
 }  // namespace kvjax

@@ -2,17 +2,16 @@
 // a GPU.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <numeric>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/device/atomic.h"
 #include "kvjax/ffi/device/memory.h"
 
@@ -23,7 +22,7 @@ class Threads {
  public:
   static constexpr bool kEveryDevice = true;  // whether its kernels reach the memory of every device
 
-  /// `threads` share a kernel in pieces of `grain` lanes.
+  /// `threads` share a kernel in pieces of `grain` lanes or more.
   explicit Threads(unsigned threads = 2, size_t grain = 512) : threads_(threads), grain_(grain) {}
   /// A queue for calls that do not come from a program.
   static Threads Alone(int /*device*/ = 0) { return Threads(); }
@@ -58,14 +57,16 @@ class Threads {
   void Tiles(size_t n, F f) {
     Share(n, [&](size_t i) { f(Tile{}, i); });
   }
-  /// A piece for each thread, which runs one lane at a time.
-  [[nodiscard]] Sharing SharingOf(size_t, size_t) const { return {1, threads_}; }
+  /// Who runs lanes has memory of its own.
+  static Sharing SharingOf(size_t, size_t) { return {1, 0}; }
   /// Whether so many tiles whose lanes have as many bytes each can keep it busy.
   static bool KeepBusy(size_t, size_t) { return true; }
   template <class F>
   void Tiles(size_t n, TileMemoryView memory, F f) {
-    ShareByThread(n, [&](size_t i, size_t thread) {
-      f(Tile{}, i, LaneMemory{memory.scratch + thread * memory.bytes, 1, 0});
+    OnNewThreads(threads_, n, grain_, [&](size_t begin, size_t end) {
+      std::vector<uint64_t> words(memory.bytes / sizeof(uint64_t));  // of one lane at a time
+      const LaneMemory own{reinterpret_cast<std::byte*>(words.data()), 1, 0};
+      for (size_t i = begin; i < end; ++i) f(Tile{}, i, own);
     });
   }
   template <class F>
@@ -143,25 +144,9 @@ class Threads {
  private:
   template <class Lane>
   void Share(size_t n, Lane lane) {
-    ShareByThread(n, [&](size_t i, size_t) { lane(i); });
-  }
-  /// lane(i, the number of the thread that it runs on).
-  template <class Lane>
-  void ShareByThread(size_t n, Lane lane) {
-    if (n <= grain_ || threads_ < 2) {
-      for (size_t i = 0; i < n; ++i) lane(i, 0);
-      return;
-    }
-    std::atomic<size_t> next = 0;
-    const auto work = [&](size_t thread) {
-      for (size_t begin; (begin = next.fetch_add(grain_)) < n;) {
-        for (size_t i = begin; i < std::min(n, begin + grain_); ++i) lane(i, thread);
-      }
-    };
-    std::vector<std::thread> others;
-    for (unsigned t = 1; t < threads_; ++t) others.emplace_back(work, t);
-    work(0);
-    for (std::thread& other : others) other.join();
+    OnNewThreads(threads_, n, grain_, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) lane(i);
+    });
   }
 
   static inline thread_local size_t countdown_ = 0;

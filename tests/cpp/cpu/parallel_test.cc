@@ -1,6 +1,4 @@
 // Calls large enough that several threads share them: the same results as on one.
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -18,6 +16,7 @@
 #include "kvjax/ffi/cpu/workers.h"
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
+#include "tests/cpp/support/no_threads.h"
 
 namespace cpu_parallel {
 
@@ -80,18 +79,6 @@ TEST(WorkersServeCallsThatComeTogetherAndAfterAPause) {
     });
   }
 }
-
-/// While it lives, the system has no memory for the stack of another thread.
-struct NoThreads {
-  NoThreads() {
-    pthread_getattr_default_np(&before);
-    pthread_attr_t large = before;
-    pthread_attr_setstacksize(&large, size_t{1} << 46);
-    pthread_setattr_default_np(&large);
-  }
-  ~NoThreads() { pthread_setattr_default_np(&before); }
-  pthread_attr_t before;
-};
 
 TEST(WorkersHelpWhereNoMoreCanBeMade) {
   auto& workers = *new kvjax::Workers();  // which live as long as the process

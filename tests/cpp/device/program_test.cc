@@ -12,6 +12,7 @@
 #include "kvjax/ffi/cpu/table.h"
 #include "kvjax/ffi/device/program.h"
 #include "tests/cpp/support/device.h"
+#include "tests/cpp/support/no_threads.h"
 #include "tests/cpp/support/program.h"
 #include "tests/cpp/support/trained.h"
 
@@ -281,6 +282,20 @@ TEST(ARefusedStepChangesNothing) {
     t.Apply(t.q, broken);
   }));
   CHECK_EQ(t.Export(t.handle, true).keys.size(), 0u);
+}
+
+TEST(KernelsRunWhereNoThreadCanBeMade) {
+  const NoThreads none;
+  Threads q(4, 8);
+  std::vector<uint64_t> seen(1000), want(1000);
+  for (size_t i = 0; i < want.size(); ++i) want[i] = 1 + i;
+  q.Each(seen.size(), [&](size_t i) { seen[i] = 1; });
+  const kvjax::device::TileMemory<Threads> memory(q, sizeof(uint64_t), seen.size());
+  q.Tiles(seen.size(), memory.view(), [&](Threads::Tile, size_t i, kvjax::device::LaneMemory own) {
+    std::memcpy(own.begin, &i, sizeof(i));
+    seen[i] += *reinterpret_cast<const uint64_t*>(own.begin);
+  });
+  CHECK(seen == want);
 }
 
 }  // namespace device_program
