@@ -17,6 +17,7 @@ from kvjax._lookup.sums import CALLS, PLAIN, plain_bag_ids
 from kvjax._ops import bags as bag_ops
 from kvjax._ops import routing
 from kvjax._sharded import mesh
+from kvjax._sharded.collectives import agreed
 from kvjax._spec.spec import TableSpec
 from kvjax._table import reads
 from kvjax._table.prefetched import Prefetched
@@ -121,7 +122,7 @@ class _OfTable(Reader):
         together = spec.placement is not None and mesh.inside(spec, op)
         ids, status = bag_ops.bag_ids(self.name, lengths, n, together)
         if together:  # other devices have other lengths
-            (ids,) = routing.agree(spec, op, mesh.agreed(status), [ids])
+            (ids,) = routing.agree(spec, op, agreed(status), [ids])
         return ids, None
 
 

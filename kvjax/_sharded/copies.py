@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from kvjax._keys.sparse_rows import SparseRows
+from kvjax._sharded.collectives import from_all, repeated
 from kvjax._sharded.equality import check_equal
-from kvjax._sharded.mesh import from_all, repeated
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import known, varying

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
 from kvjax._ops import routing
-from kvjax._sharded.mesh import agreed, position, swap
+from kvjax._sharded.collectives import agreed, position, swap
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
 

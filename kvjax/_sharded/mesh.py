@@ -1,4 +1,4 @@
-"""The mesh of a table: one device's part of an operation, run on all devices, whatever the program around it is.
+"""One device's part of an operation, run on all devices of a table's mesh, whatever the program around it is.
 
 Inside ``shard_map`` and ``pmap`` the program is one device's already, and the part is called as it is. Everywhere else
 it is put into a ``shard_map`` of our own: a bare FFI call would run the whole batch on every device. Explicit axes
@@ -20,11 +20,11 @@ from jax.sharding import PartitionSpec as P
 from kvjax._keys.keys import Keys
 from kvjax._ops import routing
 from kvjax._ops.programs import program_outside
+from kvjax._sharded.collectives import repeated
 from kvjax._sharded.equality import check_equal
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto, explicit_mesh, on_some_mesh, sharding_of
-from kvjax._spmd.varying import known, manual_axes, varying, varying_over
 from kvjax._values.arrays import one_program
 from kvjax._values.errors import fail
 
@@ -238,35 +238,3 @@ def elements(spec: TableSpec, values: Sequence[jax.Array]) -> Sequence[jax.Array
         return (), tuple(x[(slice(0, 1),) * x.ndim] for x in jax.lax.optimization_barrier(values))
 
     return auto(spec, "after", run, (), *values)[1]
-
-
-def agreed(number: jax.Array) -> jax.Array:
-    """The largest of the devices' numbers ``()``: what all of them, copies included, go by."""
-    axes = tuple(manual_axes())
-    return jax.lax.pmax(varying_over(number, axes if known(axes) else ()), axes) if axes else number
-
-
-def repeated(placement: Placement, values: Any) -> tuple[str, ...]:
-    """Axes of the table over which values of a ``shard_map`` are the same on all devices.
-
-    JAX knows that with ``check_vma=True``. Without it, and under ``pmap``, each device is taken to have its own.
-    """
-    return tuple(axis for axis in placement.axes if known([axis]) and axis not in varying(values))
-
-
-def position(placement: Placement) -> jax.Array:
-    """``()`` int32: which shard this device is."""
-    return jnp.int32(0) if placement.replicated else jax.lax.axis_index(placement.axes)
-
-
-def swap(placement: Placement, x: jax.Array) -> jax.Array:
-    """``(num_shards, ...)``, what there is for each shard, to the same of what has come from each."""
-    return jax.lax.all_to_all(x, placement.axes, 0, 0, tiled=True)
-
-
-def from_all(axes: tuple[str, ...], values: Any) -> Any:
-    """A tree of arrays ``(n, ...)``, each joined with those of the other devices along the axes, in their order."""
-    if not axes:
-        return values
-    over = varying(values)
-    return jax.tree.map(lambda x: jax.lax.all_gather(varying_over(x, over), axes, axis=0, tiled=True), values)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from kvjax._ops import space
 from kvjax._ops.space import Tally
-from kvjax._sharded.mesh import agreed, position
+from kvjax._sharded.collectives import agreed, position
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
 

@@ -26,6 +26,7 @@ from kvjax._ops.programs import recent_programs
 from kvjax._ops.writes import Batch
 from kvjax._process import PROCESS
 from kvjax._sharded import copies, equality, mesh
+from kvjax._sharded.collectives import agreed, position
 from kvjax._sharded.exchange import owners
 from kvjax._sharded.space import prepare_proposed
 from kvjax._spec.spec import TableSpec
@@ -156,16 +157,16 @@ def _write_part(
     placement, mask = spec.mesh_placement, None
     if keys is not None and not placement.replicated:
         to = owners(placement, keys)
-        mask, routed = routing.owned(spec, placement.num_shards, keys, to, mesh.position(placement))
+        mask, routed = routing.owned(spec, placement.num_shards, keys, to, position(placement))
         status = jnp.maximum(status, routed)
     batch = _batch(spec, op, version, keys, mask, values)
     if placement.alone:
-        (version,) = routing.agree(spec, op, mesh.agreed(status), [varying_like(version, status)])
+        (version,) = routing.agree(spec, op, agreed(status), [varying_like(version, status)])
         return settle(writer(spec, op, "whole", version, batch, **options))
     together = _makes_space(spec, op)
     planned = writer(spec, op, "propose" if together else "plan", version, batch, **options)
     status = jnp.maximum(status, planned)
-    number = prepare_proposed(spec, op, version, status) if together else mesh.agreed(status)
+    number = prepare_proposed(spec, op, version, status) if together else agreed(status)
     (version,) = routing.agree(spec, op, number, [varying_like(version, planned)])
     return settle(writer(spec, op, "commit", version, _batch(spec, op, version, keys, mask, values), **options))
 
@@ -180,4 +181,4 @@ def _makes_space(spec: TableSpec, op: str) -> bool:
 
 def settle(result: jax.Array) -> jax.Array:
     """What a write gives, as the next version, which is the same on all devices, as a value that JAX knows to be so."""
-    return mesh.agreed(result) if varies(result) else result
+    return agreed(result) if varies(result) else result

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import order, routing, training
-from kvjax._sharded import mesh
+from kvjax._sharded.collectives import agreed
 from kvjax._sharded.delivery import deliver
 from kvjax._sharded.space import prepare
 from kvjax._sharded.writes import settle
@@ -85,7 +85,7 @@ class _InOnePlace:
         return dataclasses.replace(update, version=version), None
 
     def _planned(self, word: jax.Array, held: Any, state: Any, status: Any) -> Planned:
-        return Planned(word, held, state, status if self.spec.placement is None else mesh.agreed(status))
+        return Planned(word, held, state, status if self.spec.placement is None else agreed(status))
 
 
 class Host(_InOnePlace):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._process import PROCESS
-from kvjax._sharded.mesh import agreed, from_all
+from kvjax._sharded.collectives import agreed, from_all
 from kvjax._spmd.varying import axis_index, known, manual_axes, varying
 from kvjax._training.merge import merge
 
