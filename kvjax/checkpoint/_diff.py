@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from kvjax._values.snapshot import same_bits
-from kvjax.checkpoint._chains.chain import Chain, chosen_tables, unreplaced
+from kvjax.checkpoint._chains.chain import Chain, all_unreplaced, chosen_tables
 from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts
 from kvjax.checkpoint._chains.locate import PathLike
 from kvjax.checkpoint._disk.format import CheckpointError
@@ -142,9 +142,7 @@ def diff(
       >>> folder.cleanup()
     """
     chosen = chosen_tables(tables, "diff")
-    return unreplaced(
-        a, base, "diff", lambda one: unreplaced(b, base, "diff", lambda other: _diff(one, other, chosen, examples))
-    )
+    return all_unreplaced([a, b], base, "diff", lambda chains: _diff(*chains, chosen, examples))
 
 
 def _diff(one: Chain, other: Chain, chosen: frozenset[str] | None, examples: int) -> Diff:

@@ -19,7 +19,7 @@ from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import NONE, among, runs_of
 from kvjax._values.snapshot import Columns, concat, take, waiting_of
 from kvjax.checkpoint._ancestor import ANCESTOR, changed
-from kvjax.checkpoint._chains.chain import Chain, unreplaced
+from kvjax.checkpoint._chains.chain import Chain, all_unreplaced
 from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts
 from kvjax.checkpoint._chains.locate import PathLike
 from kvjax.checkpoint._chains.new import check_free, new_checkpoint
@@ -127,11 +127,7 @@ def merge(
     weigh = _checked(paths, rule, weights)
     target = anywhere(out, "merge").resolve()
 
-    read = [*paths, *([] if ancestor is None else [ancestor])]
-
-    def with_chains(chains: tuple[Chain, ...]) -> dict[str, MergeReport]:
-        if len(chains) < len(read):
-            return unreplaced(read[len(chains)], base, "merge", lambda chain: with_chains((*chains, chain)))
+    def body(chains: list[Chain]) -> dict[str, MergeReport]:
         for chain in chains:
             check_free(target, overwrite, "merge", chain)
         own, ancestors = chains[: len(paths)], chains[len(paths) :]
@@ -139,7 +135,7 @@ def merge(
             _check_ancestor(each, own)
         return _merge(own, ancestors, target, overwrite, rule, weigh)
 
-    return with_chains(())
+    return all_unreplaced([*paths, *([] if ancestor is None else [ancestor])], base, "merge", body)
 
 
 def _checked(paths: Sequence[PathLike], rule: str, weights: Sequence[float] | None) -> list[float]:

@@ -16,7 +16,7 @@ import tensorstore as ts
 
 import kvjax
 from kvjax._formats import atomic
-from kvjax.checkpoint import compact, diff, prune, save, verify
+from kvjax.checkpoint import compact, diff, merge, prune, save, verify
 from kvjax.checkpoint._chains.catalog import Catalog
 from kvjax.checkpoint._disk.format import CheckpointError
 from kvjax.checkpoint._tables.restore_table import Restore
@@ -370,11 +370,13 @@ def test_who_reads_what_is_replaced_meanwhile_reads_the_other(make, tmp_path, mo
         "export": exported,
         "write": lambda: sorted(FrozenTable.write(tmp_path / "frozen", a).lookup(IDS[:2])[:, 0].tolist()),
         "follow": lambda: sorted(Releases(tmp_path / "model").follow(a)[table.name].lookup(IDS[:2])[:, 0].tolist()),
+        "merge": lambda: merge([a, a], c, overwrite=True) and rows(c),
         "diff": lambda: diff(a, c).same and rows(a),
+        "diff of the second": lambda: diff(c, a).same and rows(a),
         "verify": lambda: verify(a).ok and rows(a),
     }
     for op, call in calls.items():
-        if op == "diff":  # both of which are those behind the exchange
+        if op.startswith("diff"):  # both of which are those behind the exchange
             compact(b, c, overwrite=True)
         was = rows(a)
         exchanges.append(True)

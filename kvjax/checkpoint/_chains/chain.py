@@ -185,23 +185,31 @@ def unreplaced(
     path: PathLike, base: PathLike | Sequence[PathLike] | None, op: str, body: Callable[[Chain], T],
     whole: Callable[[T], bool] = lambda _: True,
 ) -> T:  # fmt: skip
-    """What body(chain) gives of a checkpoint. It is asked again if another has taken the place of one that it reads.
+    """As `all_unreplaced`, of one checkpoint."""
+    return all_unreplaced([path], base, op, lambda chains: body(chains[0]), whole)
+
+
+def all_unreplaced(
+    paths: Sequence[PathLike], base: PathLike | Sequence[PathLike] | None, op: str, body: Callable[[list[Chain]], T],
+    whole: Callable[[T], bool] = lambda _: True,
+) -> T:  # fmt: skip
+    """What body(chains) gives of checkpoints. It is asked again if another has taken the place of one that it reads.
 
     Args:
-      path: as `Chain` takes it.
+      paths: each as `Chain` takes it.
       base: likewise.
       op: likewise.
       body: changes nothing where it raises a `CheckpointError`.
-      whole: whether what it gives is of a checkpoint that was all there.
+      whole: whether what it gives is of checkpoints that were all there.
     """
     while True:
-        chain = Chain(path, base, op)
+        chains = [Chain(path, base, op) for path in paths]
         try:
-            found = body(chain)
-            if whole(found) or not chain.replaced():
+            found = body(chains)
+            if whole(found) or not any(chain.replaced() for chain in chains):
                 return found
         except CheckpointError:
-            if not chain.replaced():
+            if not any(chain.replaced() for chain in chains):
                 raise
 
 
