@@ -20,7 +20,7 @@ from kvjax.checkpoint._chains.locate import PathLike, is_checkpoint
 from kvjax.checkpoint._tables.cursors import finished
 from kvjax.checkpoint._tables.restore import restore_all
 from kvjax.checkpoint._tables.restore_table import RestoreOptions
-from kvjax.checkpoint._tables.save import copied
+from kvjax.checkpoint._tables.save import freeze_all
 from kvjax.checkpoint._tables.write import write
 from kvjax.orbax._begin import PATIENCE, begin
 
@@ -84,7 +84,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
           >>> kvjax.drop_table("doc_handler_save")
         """
         place = anywhere(directory, "save")
-        write(place, copied(args.tables, place, args.prune, args.cursor, args.delta_since))
+        write(place, freeze_all(args.tables, place, args.prune, args.cursor, args.delta_since))
         if jax.process_count() == 1:  # else Orbax calls it, when all are here
             self.finalize(directory)
 

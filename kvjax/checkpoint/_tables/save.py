@@ -119,7 +119,7 @@ def save(
     given, new = together(place, None, "save", at_first, {"overwrite": overwrite})
     try:
         first(begin_it)
-        stored = copied(given, new.path, prune, cursor, since)
+        stored = freeze_all(given, new.path, prune, cursor, since)
         together(place, None, "save", lambda: write(new.path, stored))
         digest = first(finish)
     except BaseException:
@@ -135,7 +135,7 @@ def save(
         )
 
 
-def copied(
+def freeze_all(
     tables: Mapping[str, Table] | Iterable[Table], directory: AnyPath, prune: PruneLike | None, cursor: str | None,
     since: str | None,
 ) -> list[Stored]:  # fmt: skip
