@@ -34,7 +34,12 @@ def as_bits(ids: Any, where: str) -> np.ndarray:
         array = array.astype(np.int64)  # NumPy has given it the type of nothing
     if array.dtype.kind not in "iu":
         array = _of_objects(ids, array, where)
-    return array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, order="C")
+    return wide(array)
+
+
+def wide(integers: np.ndarray) -> np.ndarray:
+    """Integers of any width as 64 bits, by the type that they came in."""
+    return integers.astype(np.uint64 if integers.dtype.kind == "u" else np.int64, order="C")
 
 
 def as_int64(keys: np.ndarray) -> np.ndarray:
@@ -112,7 +117,7 @@ def mend_of(item: object, otherwise: str) -> str:
     """What helps against an element that is no id, by what it is."""
     if isinstance(item, (bool, np.bool_)):
         return "cast them by np.asarray(ids, np.int64)"
-    if is_missing(item) or is_real(item):
+    if is_missing(item) or _is_float(item):
         return NO_FLOATS
     if isinstance(item, tuple):
         return "make keys of each part, and cross them: kvjax.keys(first).salted(second)"
@@ -148,13 +153,13 @@ def _is_buffer(x: object) -> bool:
         return False
 
 
-def is_real(x: object) -> bool:
+def _is_float(x: object) -> bool:
     return isinstance(x, (float, np.floating))
 
 
 def is_missing(x: Any) -> bool:
     """Whether it is what Python, NumPy and pandas write where there is no value."""
-    return x is None or type(x).__name__ in ("NAType", "NaTType") or (is_real(x) and x != x) or _is_no_time(x)
+    return x is None or type(x).__name__ in ("NAType", "NaTType") or (_is_float(x) and x != x) or _is_no_time(x)
 
 
 def _is_no_time(x: object) -> bool:

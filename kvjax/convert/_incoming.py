@@ -16,6 +16,7 @@ from kvjax._values.arguments import is_integer, is_real
 from kvjax._values.dtypes import dtype_name, is_float
 from kvjax._values.errors import warn
 from kvjax._values.exported import SLOT, Exported
+from kvjax._values.integers import wide
 from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.snapshot import Columns
 from kvjax.convert._imported import Imported
@@ -295,11 +296,6 @@ def chosen_slots(
     if lost := sorted(wanted.keys() - set(there)):
         raise FileError(file, f"the slots {lost} of {name!r}", f"{sorted(there)}", "name those that are there")
     return wanted, [f"the slot {slot!r}" for slot in there if slot not in wanted]
-
-
-def wide(keys: np.ndarray) -> np.ndarray:
-    """Keys as 64 bits."""
-    return keys.astype(np.uint64 if keys.dtype.kind == "u" else np.int64)
 
 
 def _check_once(

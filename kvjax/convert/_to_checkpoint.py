@@ -20,6 +20,7 @@ from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath, anywhere, local
 from kvjax._formats.source import offsets_of, ranges
 from kvjax._keys.buckets import by_bucket
+from kvjax._keys.spread import spread
 from kvjax._spec.options import ENTRIES, Request
 from kvjax._values.arguments import check_progress
 from kvjax._values.dtypes import ROW_DTYPES, cast
@@ -39,7 +40,6 @@ from kvjax.convert._dynamicemb import open_dynamicemb
 from kvjax.convert._files import open_file
 from kvjax.convert._incoming import Incoming
 from kvjax.convert._sok import open_sok
-from kvjax.convert._spread import spread
 from kvjax.convert._tfplus import open_tfplus
 from kvjax.convert._tfra import FLOATS, dtype_of, open_tfra
 from kvjax.ffi import host

@@ -96,7 +96,7 @@ class Contents:
         if not self.on_disk:
             yield self.rows.read(list(self.rows.types), 0, self.rows.num_rows)
             return
-        from kvjax.convert._spread import spread
+        from kvjax._keys.spread import spread
         from kvjax.ffi import host
 
         assert RANGES == host.NUM_BUCKETS, "spread takes bins, of which there are so many"

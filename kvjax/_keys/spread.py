@@ -14,8 +14,8 @@ import numpy as np
 from kvjax._formats import source
 from kvjax._formats.source import Source, Type, offsets_of, raw, row_bytes
 from kvjax._keys.buckets import buckets_of
+from kvjax._values.integers import wide
 from kvjax._values.snapshot import Columns
-from kvjax.convert._incoming import wide
 from kvjax.ffi import host
 
 _MOST = 4096
