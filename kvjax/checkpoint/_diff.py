@@ -142,7 +142,7 @@ def diff(
       >>> folder.cleanup()
     """
     chosen = chosen_tables(tables, "diff")
-    return all_unreplaced([a, b], base, "diff", lambda chains: _diff(*chains, chosen, examples))
+    return all_unreplaced([a, b], base, "diff", lambda both: _diff(both[0], both[1], chosen, examples))
 
 
 def _diff(one: Chain, other: Chain, chosen: frozenset[str] | None, examples: int) -> Diff:
