@@ -24,12 +24,26 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
 from kvjax._values.tracing import in_a_trace
 
-WORD = jax.ShapeDtypeStruct((), jnp.uint32)
+
+class Result(NamedTuple):
+    """An array that a call returns. Each call outside of jit finds its program by a hash of what is static and by
+    comparing it, and JAX's own type does both in Python, which took a third of a lookup."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+WORD = Result((), jnp.uint32)
 """A version, a status or a canary."""
 
 
-def array(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+def array(shape: Sequence[int], dtype: Any) -> Result:
+    return Result(tuple(shape), dtype)
+
+
+def types_of(results: Any) -> Any:
+    """The results of a call, one or a sequence of them, as JAX has them."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(*x), results, is_leaf=lambda x: isinstance(x, Result))
 
 
 class _Call(NamedTuple):
@@ -69,7 +83,8 @@ def _run(call: _Call, operands: Sequence[Any]) -> Any:
 def _within(call: _Call, *operands: Any) -> Any:
     """A call as part of a program."""
     attributes = dict(call.attributes)
-    ffi_call = jax.ffi.ffi_call(call.target, call.results, has_side_effect=call.op is not None, vmap_method=call.vmap)
+    results = types_of(call.results)
+    ffi_call = jax.ffi.ffi_call(call.target, results, has_side_effect=call.op is not None, vmap_method=call.vmap)
     run = functools.partial(ffi_call, **attributes)
     return run(*operands) if call.op is None else as_value(attributes["table"], call.op, run, *operands)
 

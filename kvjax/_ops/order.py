@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import jax
 
-from kvjax._ops.call import WORD, read
+from kvjax._ops.call import WORD, read, types_of
 from kvjax._spec.spec import TableSpec
 
 
@@ -21,5 +21,5 @@ def after(spec: TableSpec, version: jax.Array, values: Sequence[jax.Array]) -> j
 def canary(spec: TableSpec, used: jax.Array, values: Sequence[jax.Array]) -> jax.Array:
     """The canary of a gradient, once the values exist, if no lookup was used more than once: used ``(lookups,)``."""
     # The same on all devices, whatever it waits for.
-    call = jax.ffi.ffi_call("kvjax_canary", WORD, vmap_method="sequential")
+    call = jax.ffi.ffi_call("kvjax_canary", types_of(WORD), vmap_method="sequential")
     return call(*map(jax.lax.stop_gradient, (used, *values)), table=spec.name)

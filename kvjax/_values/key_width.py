@@ -32,7 +32,7 @@ def is_narrow(ids: Any) -> bool:
         return False
     import jax
 
-    return not x64_enabled() and holds(jax.Array, ids, lambda x: x.dtype in (np.int32, np.uint32))
+    return holds(jax.Array, ids, lambda x: x.dtype in (np.int32, np.uint32)) and not x64_enabled()
 
 
 def narrow_error(where: str) -> TypeError:

@@ -1,4 +1,4 @@
-"""Programs with a user's numbers in them: only the last few stay in memory."""
+"""Programs of calls outside of jit: how they are found, and those with a user's numbers, of which the last few stay."""
 
 import gc
 
@@ -11,6 +11,22 @@ from kvjax._ops import call
 from kvjax._ops.programs import recent_programs
 from kvjax._sharded import writes
 from tests.support.marks import few, slow
+
+
+@pytest.mark.cpu_table  # the other tables use the same calls
+@pytest.mark.parametrize("name", few(["lookup", "contains", "upsert", "pin"], 2))
+def test_a_program_is_found_without_what_jax_compares_in_python(name, make, monkeypatch):
+    table, keys = make(2), np.arange(9)
+    rows = [np.ones((9, 2), np.float32)] if name == "upsert" else []
+    run = lambda: getattr(table, name)(keys, *rows)  # noqa: E731
+    table = run() if name in ("upsert", "pin") else (run(), table)[1]
+    compared = []
+    for method in ("__init__", "__hash__", "__eq__"):
+        old = getattr(jax.ShapeDtypeStruct, method)
+        noted = lambda *given, method=method, old=old, **named: (compared.append(method), old(*given, **named))[1]  # noqa: E731
+        monkeypatch.setattr(jax.ShapeDtypeStruct, method, noted)
+    run()
+    assert compared == []
 
 
 def test_the_last_programs_are_kept():
