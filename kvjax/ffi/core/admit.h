@@ -239,7 +239,7 @@ class Admission {
     std::vector<KeyRow> counts;  // and their words in the place of rows
     counts.reserve(waiting_.size());
     waiting_.ForEach([&](uint64_t key, uint32_t word) { counts.push_back({key, word}); });
-    if (!counts.empty()) SortByBucket(counts);
+    SortRows(counts);
     for (const KeyRow& c : counts) {
       state.keys.push_back(static_cast<int64_t>(c.key));
       state.counts.push_back(spec_.Saved(c.row, window_));

@@ -10,9 +10,9 @@
 
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/copy.h"
-#include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/core/sorted.h"
 #include "kvjax/ffi/core/store.h"
 
 namespace kvjax {
@@ -67,22 +67,19 @@ class StoreFill {
 
  private:
   static constexpr size_t kGrain = 1024, kAhead = 16;
-  using Place = std::pair<uint32_t, int64_t>;  // in the order of snapshots
-
-  static Place PlaceOf(int64_t key) { return {BucketOf(static_cast<uint64_t>(key)), key}; }
 
   /// Gives the keys rows that follow each other.
   size_t Enter(RowStore& store, const SnapshotView& in, uint32_t first, const ParallelFor& parallel) {
     if (in.n == 0) return 0;
+    const auto* const keys = reinterpret_cast<const uint64_t*>(in.keys);
     std::atomic<bool> sorted =
-        sorted_ && (first == 0 || last_ < PlaceOf(in.keys[0]));  // then none comes twice
+        sorted_ && (first == 0 || PlaceByBucket(last_) < PlaceByBucket(keys[0]));  // then none comes twice
     parallel(in.n, kGrain, [&](size_t begin, size_t end) {
       for (size_t i = std::max<size_t>(begin, 1); i < end && sorted; ++i) {
-        if (PlaceOf(in.keys[i - 1]) >= PlaceOf(in.keys[i])) sorted = false;
+        if (PlaceByBucket(keys[i - 1]) >= PlaceByBucket(keys[i])) sorted = false;
       }
     });
-    sorted_ = sorted, last_ = PlaceOf(in.keys[in.n - 1]);
-    const auto* const keys = reinterpret_cast<const uint64_t*>(in.keys);
+    sorted_ = sorted, last_ = keys[in.n - 1];
     for (size_t i = 0; !sorted_ && i < in.n; ++i) {
       if (i + kAhead < in.n) store.PrefetchKey(keys[i + kAhead]);
       if (store.index().Find(keys[i]) != kNoRow) return i;
@@ -97,7 +94,7 @@ class StoreFill {
   }
 
   bool sorted_ = true;
-  Place last_{};
+  uint64_t last_ = 0;
 };
 
 }  // namespace kvjax

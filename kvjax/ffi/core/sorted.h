@@ -28,6 +28,11 @@ struct [[gnu::packed, gnu::aligned(4)]] ListedRow {
 };
 static_assert(sizeof(ListedRow) == 12);
 
+/// What the order of snapshots is by.
+inline std::pair<uint32_t, int64_t> PlaceByBucket(uint64_t key) {
+  return {BucketOf(key), static_cast<int64_t>(key)};
+}
+
 /// Whether one comes before the other in a bucket.
 inline bool Precedes(const ListedRow& x, const ListedRow& y) {
   return static_cast<int64_t>(x.key) < static_cast<int64_t>(y.key);
@@ -184,12 +189,19 @@ SortedRows SortByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Ea
 }
 
 /// Sorts rows by (bucket, key). Returns the first position of each bucket.
-inline std::vector<int64_t> SortByBucket(std::vector<KeyRow>& rows) {
+[[nodiscard]] inline std::vector<int64_t> SortByBucket(std::vector<KeyRow>& rows) {
   SortedRows sorted = SortByBucket(Serial, rows.size(), 1, [&](size_t, auto f) {
     for (const KeyRow& r : rows) f(r);
   });
   std::copy(sorted.rows.begin(), sorted.rows.end(), rows.begin());
   return std::move(sorted.offsets);
+}
+
+/// The same where nobody needs the positions, which take longer than a few rows.
+inline void SortRows(std::vector<KeyRow>& rows) {
+  if (rows.size() >= SortedRows::kFew) return static_cast<void>(SortByBucket(rows));
+  std::sort(rows.begin(), rows.end(),
+            [](const KeyRow& x, const KeyRow& y) { return PlaceByBucket(x.key) < PlaceByBucket(y.key); });
 }
 
 /// All rows of a store, dealt out to the parts.

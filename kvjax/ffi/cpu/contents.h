@@ -175,7 +175,7 @@ class Contents {
     store.ReserveErase(leaving);
     for (auto& [reason, rows] : change.leaving) {
       if (!sink || rows.empty()) continue;
-      SortByBucket(rows);
+      SortRows(rows);
       constexpr size_t kBatch = size_t{1} << 16;  // so that the copies stay small beside the table
       for (size_t begin = 0; begin < rows.size(); begin += kBatch) {
         const auto first = rows.begin() + static_cast<ptrdiff_t>(begin);

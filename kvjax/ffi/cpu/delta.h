@@ -27,7 +27,7 @@ inline Delta Table::ExportSince(uint32_t version, CursorToken token, bool with_s
   in_.store.index().FindEach(
       keys.data(), keys.size(), [](size_t, uint32_t row) { return row; },
       [&](size_t i, uint32_t row) { (row == kNoRow ? removed : rows).push_back({keys[i], row}); });
-  SortByBucket(removed);
+  SortRows(removed);
   Delta delta{.counts_of_all = since->counts_of_all};
   std::vector<int64_t> offsets = SortByBucket(rows);
   delta.rows = CopyRows(in_.store, rows, row_bytes(), with_slots, OnThreads);

@@ -18,6 +18,7 @@
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/policy.h"
 #include "kvjax/ffi/core/select.h"
+#include "kvjax/ffi/core/sorted.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/core/store.h"
 #include "kvjax/ffi/cpu/change.h"
@@ -92,8 +93,7 @@ class SpaceMaker {
     rows_ = Candidates(parallel);
     if (policy_.scored()) {
       std::sort(rows_.begin(), rows_.end(), [](const Candidate& x, const Candidate& y) {
-        return std::pair(BucketOf(x.key), static_cast<int64_t>(x.key)) <
-               std::pair(BucketOf(y.key), static_cast<int64_t>(y.key));
+        return PlaceByBucket(x.key) < PlaceByBucket(y.key);
       });
     }
     return Advance(parallel);

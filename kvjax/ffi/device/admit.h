@@ -217,7 +217,7 @@ class Admission {
       ListKeys(q, waiting_.view(), there.data(), n.data());
       q.Copy(counts.data(), there.data(), counts.size() * sizeof(KeyRow));
       q.Wait();
-      SortByBucket(counts);
+      SortRows(counts);
     }
     q.Wait();
     for (const KeyRow& c : counts) {

@@ -57,7 +57,7 @@ Delta DeviceTable<Q>::ExportSince(uint32_t version, CursorToken token, bool with
   delta.rows = CopyRows(q, rows, with_slots);
   delta.rows.offsets = std::move(offsets);
   delta.rows.last_step = control.last_step;
-  SortByBucket(removed);
+  SortRows(removed);
   for (const KeyRow& r : removed) delta.removed.push_back(static_cast<int64_t>(r.key));
   delta.admission = admission_.Save(q, control);
   return delta;

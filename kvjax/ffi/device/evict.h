@@ -214,7 +214,7 @@ void DeviceTable<Q>::Show(Q& q, const Choosing& c) {
       if (found == going.end()) continue;
       std::vector<KeyRow> leave = std::move(found->second);
       going.erase(found);
-      SortByBucket(leave);
+      SortRows(leave);
       for (size_t begin = 0; begin < leave.size(); begin += kHostBatch) {
         const auto first = leave.begin() + static_cast<ptrdiff_t>(begin);
         const auto m = static_cast<ptrdiff_t>(std::min(kHostBatch, leave.size() - begin));

@@ -81,4 +81,17 @@ TEST(RowsAreSortedHoweverManyThreadsDoIt) {
   }
 }
 
+TEST(RowsAreSortedAlikeWithoutPositions) {
+  data::Stream stream(3);
+  const size_t few = kvjax::SortedRows::kFew;
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{200}, few - 1, few, few + 1}) {
+    std::vector<KeyRow> rows;
+    for (uint32_t i = 0; i < n; ++i) rows.push_back({i % 2 == 0 ? stream.Next() : uint64_t{i} - n / 2, i});
+    std::vector<KeyRow> sorted = rows;
+    static_cast<void>(kvjax::SortByBucket(sorted));
+    kvjax::SortRows(rows);
+    for (size_t i = 0; i < n; ++i) CHECK_EQ(rows[i].row, sorted[i].row);
+  }
+}
+
 }  // namespace core_snapshot
