@@ -168,12 +168,13 @@ class Policy {
       for (size_t a = 0; a < alternatives_.size(); ++a) {
         truths.assign(end - begin, {});
         for (const auto& [rule, name, number] : alternatives_[a].words) {
-          const bool normed = rule.kind == Rule::Kind::kNorm;
-          if (normed && norms.empty()) {
+          const bool normed = rule.kind == Rule::Kind::kNorm, reads = normed && norms.empty();
+          if (reads) {
             view.store.ReadAheadOf(end - begin, RowStore::kValue,
                                    [&](size_t i) { return rows[begin + i].row; });
           }
           for (size_t i = begin; i < end; ++i) {
+            if (reads && i + kAhead < end) view.store.PrefetchValue(rows[i + kAhead].row);
             if (rule.operands() > 0) {
               truths[i - begin].Join(rule.kind);
             } else if (rule.ranks()) {
@@ -280,7 +281,7 @@ class Policy {
     return scores;
   }
 
-  static constexpr size_t kGrain = 4096;
+  static constexpr size_t kGrain = 4096, kAhead = 16;  // rows
 
   [[nodiscard]] const Word& WordAt(WordAddress address) const {
     return alternatives_[address.alternative].words[address.word];
