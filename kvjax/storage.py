@@ -23,7 +23,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from kvjax._formats.paths import local
+from kvjax._formats.paths import kept
 from kvjax._values.arguments import is_integer, why_not_taken
 from kvjax.ffi import DEVICE, HOST, on_device
 
@@ -102,7 +102,7 @@ class Mmap:
     path: str | os.PathLike[str]
 
     def __post_init__(self) -> None:
-        path = os.path.abspath(local(self.path, "storage.Mmap"))
+        path = str(kept(self.path, "storage.Mmap"))
         if path.encode("utf-8", "ignore").decode() != path:
             raise ValueError(f"kvjax: storage.Mmap: want a path in UTF-8, got {self.path!r}")
         object.__setattr__(self, "path", path)

@@ -56,6 +56,15 @@ def local(path: PathLike, op: str) -> Path:
     raise ValueError(f"kvjax: {op}: want a path of this machine's file system, got {text!r}; {mend}")
 
 
+def kept(path: PathLike, op: str) -> Path:
+    """As `local`, of what is opened again later: the same file then, if the process has changed its folder since.
+
+    Raises:
+      ValueError: as `local`.
+    """
+    return local(path, op).absolute()
+
+
 def _text(path: PathLike, op: str) -> str:
     anything = cast("object", path)
     if not isinstance(anything, (str, bytes, os.PathLike)):

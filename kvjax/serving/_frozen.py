@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from kvjax._formats.choices import Quantised
-from kvjax._formats.paths import PathLike, local
+from kvjax._formats.paths import PathLike, kept
 from kvjax._formats.regular import identity_of
 from kvjax._values.arguments import is_integer, is_name
 from kvjax._values.arrays import ArrayLike
@@ -36,7 +36,7 @@ class FrozenTable(FrozenReads):
     pickle has only the path: it loads where the same file is there, and is a `FrozenError` where another is.
 
     Attributes:
-      path: of the file.
+      path: of the file, absolute: it stays that file if the process changes its folder.
       name: of the table it was written from.
       dim: width of a row.
       dtype: dtype in which rows are stored, "float32", "float16", "bfloat16" or "int8".
@@ -100,7 +100,7 @@ class FrozenTable(FrozenReads):
           FrozenTable('doc_frozen_open', dim=1, dtype=float32, rows=1, step=0)
           >>> kvjax.drop_table("doc_frozen_open")
         """
-        place = local(path, "FrozenTable.open")
+        place = kept(path, "FrozenTable.open")
         frozen = cls(place, read(place))
         if verify:
             frozen.verify()
@@ -161,7 +161,7 @@ class FrozenTable(FrozenReads):
           (FrozenTable('doc_frozen_write', dim=2, dtype=int8, rows=1, step=0), [127.0, 1.0])
           >>> kvjax.drop_table("doc_frozen_write")
         """
-        place = local(path, "FrozenTable.write")
+        place = kept(path, "FrozenTable.write")
         if isinstance(source, FrozenTable):
             options = {"quantise": quantise, "missing": missing, "prune": prune, "name": name, "base": base}
             write_again(place, source, source._mapped, options)
@@ -216,7 +216,7 @@ class FrozenTable(FrozenReads):
         values: Any = rows
         if bits.size == 0 and np.size(values) == 0:
             values = np.zeros((0, self.dim), np.float32)
-        path = self.path if path is None else local(path, "FrozenTable.update")
+        path = self.path if path is None else kept(path, "FrozenTable.update")
         if self._released and path == self.path:
             raise fail(
                 ValueError, self.name, "update", "path= of another file", "a table of a release, which never changes",

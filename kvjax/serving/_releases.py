@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvjax._formats.choices import Quantised
-from kvjax._formats.paths import PathLike, local
+from kvjax._formats.paths import PathLike, kept
 from kvjax._formats.quantise import check_quantised
 from kvjax._values.arguments import is_integer
 from kvjax._values.errors import fail, warn
@@ -61,7 +61,7 @@ class Releases:
     """
 
     def __init__(self, path: PathLike) -> None:
-        self.path = local(path, "Releases")
+        self.path = kept(path, "Releases")
         self._folder = Folder(self.path)
         self._current: Release | None = None
         self._identity: bytes | None = None  # of the current one
