@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -32,10 +34,19 @@ def write(path: str | os.PathLike[str], source: Source) -> None:
     schema = bare.with_metadata(meta | {_CRC: _digest(bare, source.num_rows, meta)})
     width = max(row_bytes(kind) for kind in source.types.values())
     options = {"use_dictionary": False, "write_page_checksum": True}  # rows are too different for a dictionary
-    with replaced(path) as part, parquet.ParquetWriter(os.fspath(part), schema, **options) as writer:
+    with (
+        replaced(path) as part,
+        _file(arrow, part, "wb") as file,
+        parquet.ParquetWriter(file, schema, **options) as writer,
+    ):
         for start, stop in ranges(source.num_rows, width):
             columns = source.read(list(source.types), start, stop)
             writer.write_table(arrow.table([_arrow(arrow, array) for array in columns.values()], schema=schema))
+
+
+def _file(arrow: Any, path: str | os.PathLike[str], mode: str = "rb") -> Any:
+    """An open file. A path that pyarrow is given is a URL to it if it has a colon, and has to be UTF-8."""
+    return arrow.OSFile(os.fsencode(path), mode)
 
 
 def _digest(bare: Any, rows: int, meta: dict[str, str]) -> str:
@@ -65,10 +76,10 @@ def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[st
         reading from it.
       ImportError: pyarrow is not installed.
     """
-    parquet = needed("pyarrow.parquet", "reading Parquet", "parquet")
+    arrow, parquet = needed("pyarrow", "reading Parquet", "parquet"), needed("pyarrow.parquet", "Parquet", "parquet")
     try:
         found = identity_of(os.stat(path))
-        with parquet.ParquetFile(os.fspath(path)) as file:
+        with _file(arrow, path) as raw, parquet.ParquetFile(raw) as file:
             schema, footer = file.schema_arrow, file.metadata
         _check_unreplaced(path, found)
         rows = footer.num_rows
@@ -87,14 +98,14 @@ def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[st
     if digest is not None and digest != _digest(schema, rows, ours):
         raise FileError(path, "the columns that were written", "others, by their CRC-32")
 
-    def opened() -> Any:
-        file = parquet.ParquetFile(os.fspath(path), metadata=footer, page_checksum_verification=True)
-        try:
+    @contextlib.contextmanager
+    def opened() -> Generator[Any]:
+        with (
+            _file(arrow, path) as raw,
+            parquet.ParquetFile(raw, metadata=footer, page_checksum_verification=True) as file,
+        ):
             _check_unreplaced(path, found)  # once it is open: what is there now is what was opened
-        except BaseException:
-            file.close()
-            raise
-        return file
+            yield file
 
     # Columns that nobody asks for may be of anything.
     return Lazy(names, lambda name: _Groups(path, opened, schema, name, ends)), {
@@ -116,8 +127,9 @@ class _Groups:
     """A column of a file, of which a row group is in memory at a time, until its last row has been read."""
 
     def __init__(
-        self, path: str | os.PathLike[str], opened: Callable[[], Any], schema: Any, name: str, ends: np.ndarray
-    ) -> None:
+        self, path: str | os.PathLike[str], opened: Callable[[], AbstractContextManager[Any]], schema: Any, name: str,
+        ends: np.ndarray,
+    ) -> None:  # fmt: skip
         self._path, self._opened, self._name, self._ends = path, opened, name, ends
         self._at, self._group = -1, np.zeros(0)
         first = self._first() if len(ends) and ends[-1] else schema.empty_table().column(name)

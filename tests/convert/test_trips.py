@@ -127,6 +127,16 @@ def test_slots_come_in_the_order_of_the_optimizer(make, promotion):
     np.testing.assert_array_equal(table.lookup([1, 2]), want.lookup([1, 2]))
 
 
+@pytest.mark.parametrize("name", ["s3:rows", b"rows\xff"])
+def test_any_name_of_a_file(name, format, tmp_path, monkeypatch):
+    """Also one that is the beginning of a URL, or no text."""
+    monkeypatch.chdir(tmp_path)
+    rows = convert.from_dense(np.ones((3, 2), np.float32)).rows
+    getattr(rows, f"to_{format}")(os.fsdecode(name))
+    assert os.listdir(os.fsencode(tmp_path)) == [os.fsencode(name)]
+    np.testing.assert_array_equal(read(format, os.fsdecode(name)).rows.values, rows.values)
+
+
 def test_a_folder_of_files_is_read_as_one(format, make, tmp_path):
     """As Spark writes them, empty ones too, or the processes of a sharded table."""
     table = train(make(2, key_dtype="int32"), [1, 2, 3, 4])
