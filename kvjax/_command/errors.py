@@ -17,6 +17,9 @@ def text_of(error: Exception, command: str) -> str:
             with contextlib.suppress(OSError), saying(command, reads=True):
                 raise error
         return f"{error.strerror}: {os.fspath(error.filename)}"
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:  # of who has installed kvjax without the rest
+        package = error.name.split(".")[0]
+        return f"want {package}, got no such module; pip install {package}"
     if isinstance(error, MemoryError) and not str(error).startswith("kvjax"):  # of Python or NumPy
         return f"want memory, got none ({str(error) or 'MemoryError'}); free memory, or raise the limit of this process"
     return str(error)
