@@ -1,13 +1,15 @@
-"""Releases in a folder that has something else, and something else in a folder of releases."""
+"""Places of frozen tables and releases: beside other things, inside of a release, and where a process leaves."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
 
 import kvjax
 from kvjax.checkpoint import CheckpointError
-from kvjax.serving import FrozenError, Releases
+from kvjax.convert import from_dense
+from kvjax.serving import FrozenError, FrozenTable, Releases
 
 
 def test_what_is_no_release_is_not_removed_as_an_old_one(tmp_path):
@@ -49,3 +51,25 @@ def test_nothing_is_written_into_a_release(make, tmp_path):
             Releases(path).publish({"user": table})
     assert sorted(tmp_path.rglob("*")) == files and releases.publish({"user": table}).number == 2
     kvjax.checkpoint.save(tmp_path / "model/other", [table])  # is no release's
+
+
+def test_a_process_may_change_its_folder(tmp_path, monkeypatch):
+    """A relative path stays that of the same files, also where the new folder has some of that name."""
+
+    def rows(value):
+        return from_dense(np.full((3, 4), value, np.float32)).rows
+
+    for place, value in (("here", 1), ("elsewhere", 2)):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        frozen, releases = FrozenTable.write("t", rows(value), missing="zeros"), Releases("r")
+        releases.publish({"one": rows(value)}, missing="zeros")
+        if place == "here":
+            first, kept = releases, (frozen, FrozenTable.open("t"), releases.current()["one"])
+    for table in (*kept, *(pickle.loads(pickle.dumps(each)) for each in kept)):
+        assert table.refresh().lookup(1)[0] == 1
+    first.publish({"one": rows(3)}, missing="zeros")
+    assert first.refresh()["one"].lookup(1)[0] == 3 and releases.refresh()["one"].lookup(1)[0] == 2
+    assert pickle.loads(pickle.dumps(first)).current().number == 2
+    kept[0].update([1], np.full((1, 4), 5))
+    assert kept[0].refresh().lookup(1)[0] == 5

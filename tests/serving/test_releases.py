@@ -53,24 +53,6 @@ def test_who_reads_makes_no_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_process_may_change_its_folder(tmp_path, monkeypatch):
-    """A relative path stays that of the same files, also where the new folder has some of that name."""
-    for place, value in (("here", 1), ("elsewhere", 2)):
-        (tmp_path / place).mkdir()
-        monkeypatch.chdir(tmp_path / place)
-        frozen, releases = FrozenTable.write("t", rows(value), missing="zeros"), Releases("r")
-        releases.publish({"one": rows(value)}, missing="zeros")
-        if place == "here":
-            first, kept = releases, (frozen, FrozenTable.open("t"), releases.current()["one"])
-    for table in (*kept, *(pickle.loads(pickle.dumps(each)) for each in kept)):
-        assert table.refresh().lookup(1)[0] == 1
-    first.publish({"one": rows(3)}, missing="zeros")
-    assert first.refresh()["one"].lookup(1)[0] == 3 and releases.refresh()["one"].lookup(1)[0] == 2
-    assert pickle.loads(pickle.dumps(first)).current().number == 2
-    kept[0].update([1], np.full((1, 4), 5))
-    assert kept[0].refresh().lookup(1)[0] == 5
-
-
 def test_a_release_is_changed_by_nobody(tmp_path):
     releases = Releases(tmp_path)
     release = releases.publish({"one": rows(1)}, missing="zeros")
