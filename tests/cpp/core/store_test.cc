@@ -6,9 +6,12 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/load.h"
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
@@ -210,6 +213,77 @@ TEST(SlotsAreAttachedAndDetached) {
   marked.Check();
   const RowStore empty = marked.store.Empty();
   CHECK_EQ(empty.size() + empty.value_bytes() + empty.end_row(), 0u);
+}
+
+/// A load whose keys come in these parts: the part and the position of the first key that comes twice, if
+/// any.
+std::optional<std::pair<size_t, size_t>> FirstTwice(const std::vector<std::vector<uint64_t>>& parts,
+                                                    size_t row_bytes = 8) {
+  RowStore store(std::make_shared<kvjax::HostSlabs>(), row_bytes);
+  kvjax::SlotLayout layout;
+  layout.Add("m", "float32[2]", 8);
+  kvjax::StoreFill fill;
+  kvjax::StoreFill::Begin(store, {.rows = 3000, .layout = layout, .last_step = 1});
+  size_t loaded = 0;
+  for (const auto& keys : parts) {
+    const size_t n = keys.size();
+    kvjax::Snapshot rows;
+    rows.layout = layout;
+    rows.Resize(n, row_bytes);
+    for (size_t i = 0; i < n; ++i) {
+      rows.keys[i] = static_cast<int64_t>(keys[i]);
+      rows.frequencies[i] = rows.versions[i] = static_cast<int64_t>(keys[i] >> 4);
+      std::memcpy(rows.values.data() + (i + 1) * row_bytes - 8, &keys[i], 8);
+      std::memcpy(rows.slots[0].data() + i * 8, &keys[i], 8);
+    }
+    const size_t added = fill.Add(store, data::View(rows), row_bytes);
+    if (added < n) return std::pair(static_cast<size_t>(&keys - parts.data()), added);
+    loaded += n;
+  }
+  CHECK_EQ(store.size(), loaded);
+  for (const auto& keys : parts) {
+    for (const uint64_t key : keys) {
+      const uint32_t row = store.index().Find(key);
+      CHECK(row < store.end_row());
+      if (row >= store.end_row()) continue;
+      CHECK_EQ(std::memcmp(store.Value(row) + row_bytes - 8, &key, 8), 0);
+      CHECK_EQ(std::memcmp(store.Slots(row), &key, 8), 0);
+      CHECK_EQ(uint64_t{store.Header(row).frequency}, key >> 4);
+      CHECK_EQ(store.Header(row).version, static_cast<int64_t>(key >> 4));
+    }
+  }
+  return std::nullopt;
+}
+
+TEST(ALoadInPartsFindsKeysThatComeTwice) {
+  std::vector<uint64_t> keys(3000);
+  data::Stream stream(4);
+  for (uint64_t& key : keys) key = stream.Next();
+  std::sort(keys.begin(), keys.end(), [](uint64_t x, uint64_t y) {  // the order of snapshots
+    return std::pair(kvjax::BucketOf(x), static_cast<int64_t>(x)) <
+           std::pair(kvjax::BucketOf(y), static_cast<int64_t>(y));
+  });
+  const auto part = [&](size_t begin, size_t end) {
+    return std::vector<uint64_t>(keys.begin() + static_cast<ptrdiff_t>(begin),
+                                 keys.begin() + static_cast<ptrdiff_t>(end));
+  };
+  const auto at = [](size_t part, size_t i) { return std::optional(std::pair(part, i)); };
+  CHECK(!FirstTwice({part(0, 1500), {}, part(1500, 3000)}));
+  CHECK(!FirstTwice({keys}, kvjax::kStreamFrom / 2048));  // rows that go past the caches
+  CHECK(!FirstTwice({part(1500, 3000), part(0, 1500)}));
+  auto mixed = part(0, 1500);
+  std::swap(mixed[3], mixed[1400]);
+  CHECK(!FirstTwice({mixed, part(1500, 3000)}));
+  // Parts that are in order, and begin with the last key or with the first one of those before.
+  CHECK(FirstTwice({part(0, 1000), part(999, 2000)}) == at(1, 0));
+  CHECK(FirstTwice({part(500, 1500), part(0, 1000)}) == at(1, 500));
+  // The same key next to itself, and far from itself.
+  auto twice = part(0, 2000);
+  twice[1300] = twice[1299];
+  CHECK(FirstTwice({twice}) == at(0, 1300));
+  twice = part(1000, 2000);
+  twice[900] = keys[7];
+  CHECK(FirstTwice({part(0, 1000), twice}) == at(1, 900));
 }
 
 TEST(MemoryOfATableFallsWithItsRows) {
