@@ -2,6 +2,7 @@
 #include "kvjax/ffi/cpu/touched.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -92,6 +93,33 @@ TEST(AnOldCursorAndOneThatMovesOn) {
   const std::vector<uint64_t> keys = {1, 2};
   touched.Add(keys.data(), keys.size(), 2000);
   CHECK(Of(touched, newer) == Set(keys.begin(), keys.end()));
+}
+
+/// Keys that are touched again between cursors that wait, so that the list is tidied up while they stand in
+/// it.
+TEST(CursorsKeepTheirKeysWhenTheListIsTidied) {
+  constexpr size_t kKeys = 30'000;
+  data::Stream stream(6);
+  Touched touched;
+  std::deque<std::pair<kvjax::CursorToken, std::vector<bool>>> model;
+  data::Keys batch(20'000);
+  for (int i = 0; i < 16; ++i) {
+    model.emplace_back(touched.Open(), kKeys);
+    for (uint64_t& key : batch) key = stream.Below(kKeys);
+    touched.Add(batch.data(), batch.size(), kKeys);
+    for (auto& [token, keys] : model) {
+      for (const uint64_t key : batch) keys[key] = true;
+      const auto since = touched.At(token);
+      CHECK(since && since->keys.size() == static_cast<size_t>(std::count(keys.begin(), keys.end(), true)));
+      for (const uint64_t key : since->keys) keys[key].flip();
+      CHECK(std::find(keys.begin(), keys.end(), true) == keys.end());
+      for (const uint64_t key : since->keys) keys[key].flip();
+    }
+    if (model.size() < 11) continue;
+    touched.Close(model.front().first);
+    model.pop_front();
+  }
+  CHECK(touched.bytes() < (size_t{1} << 17) * 8 + kKeys * 48);
 }
 
 TEST(MemoryIsTakenForCursorsAloneAndNoMoreThanRowsAreWorth) {
