@@ -56,6 +56,7 @@ COUNT = ["occurrences", "batch"]
 # On a device none or some of the rows there are; 21 take a slab, and as many of their slots.
 ON_HOST = [kvjax.storage.Mmap(tempfile.gettempdir()), kvjax.storage.External(Memory())]
 STORAGES = [None, *([Small(0), Small(600)] if kvjax.ffi.on_device() else ON_HOST)]
+LISTED = 64  # rows of a table that is full at once, and so large that evictions of a few rows are by shortlists
 FULL = [
     {},
     {"evict": (evict.MaxAge(3) | evict.LeastFrequent(2) & evict.MinNorm(2.0)).every(2)},
@@ -65,6 +66,8 @@ FULL = [
     {"max_capacity": 16, "on_full": "evict"},
     {"max_capacity": 16, "on_full": "evict", "evict": evict.LeastFrequent()},
     {"max_capacity": 16, "on_full": "evict", "evict": (evict.MaxAge(4) | evict.LowestScore(None, first)).every(3)},
+    {"max_capacity": LISTED, "on_full": "evict"},
+    {"max_capacity": LISTED, "on_full": "evict", "evict": evict.LeastFrequent(1) & evict.MaxAge(1)},
 ]
 
 
@@ -110,6 +113,8 @@ class TableMachine(RuleBasedStateMachine):
         self.stale = None
         self.gone = []
         self.table.on_evict(self.sink)
+        if options.get("max_capacity") == LISTED:
+            self.insert([*range(20, 20 + LISTED)])
 
     def sink(self, keys, values, slots, freqs, versions, reason):
         assert len(keys) and all(len(a) == len(keys) for a in (values, freqs, versions, *slots.values()))
