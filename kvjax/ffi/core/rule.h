@@ -71,6 +71,13 @@ struct Rule {
     return half_life > 0.0 ? DecayedOrder(header.frequency, header.version, half_life) : header.frequency;
   }
 
+  /// Of a bound of ages or frequencies: it holds for the rows that stand before this, in the order by which
+  /// rankings take them first.
+  [[nodiscard]] KVJAX_HD uint64_t End(int64_t step) const {
+    return kind == Kind::kAge ? static_cast<uint64_t>(step - n) ^ uint64_t { 1 } << 63
+                              : static_cast<uint64_t>(n);
+  }
+
   /// Whether a row is beyond the bound; `x` is its norm or score, if the rule is about one.
   [[nodiscard]] KVJAX_HD bool Holds(const RowHeader& header, int64_t step, double x) const {
     switch (kind) {

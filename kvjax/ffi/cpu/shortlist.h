@@ -72,6 +72,11 @@ class Shortlist {
     }
   }
 
+  /// Whether it has all rows for which `rule` holds, a bound: else a search would look at all of it in vain.
+  [[nodiscard]] bool Covers(const Rule& rule, int64_t step) const {
+    return size() > 0 && rule.End(step) <= end_.order;
+  }
+
   /// Forgets the rows: others may come before them now.
   void Clear() noexcept { sorted_.clear(), late_.clear(); }
 
@@ -196,6 +201,7 @@ class Shortlists {
     if (found == lists_.end()) return std::nullopt;
     Shortlist& list = *found;
     if (!rule.ranks()) {
+      if (!list.Covers(rule, step)) return std::nullopt;
       const auto held = [&](const Candidate& row, const Rows&) { return rule.Holds(row.header, step, 0.0); };
       return list.First(parallel, store, 0, held, free);
     }
@@ -221,6 +227,8 @@ class Shortlists {
       }
     }
     for (size_t i = 0; i < lists.size(); ++i) lists[i].Fill(table, all, most[i]);
+    // Of bounds that are too broad for a list: the list that other policies have of that order stays.
+    std::erase_if(lists, [](const Shortlist& list) { return list.size() == 0; });
     lists.reserve(lists.size() + lists_.size());
     for (Shortlist& list : lists_) {
       if (lists.size() < kMost && list.size() > 0 && Find(lists, list.ranking()) == lists.end())

@@ -230,6 +230,28 @@ TEST(EachHalfLifeHasItsList) {
   CHECK(listed(106) && listed(100) && listed(7) && !listed(2.5) && !listed(30));
 }
 
+/// Else a step would look through that list in vain, or at all rows, and then at all rows again for its
+/// capacity.
+TEST(BroadBoundsLeaveTheListOfTheCapacity) {
+  Live table(Spec(4000, ""));
+  const auto recent = [&] {
+    return table.Observe([](const kvjax::Contents& c) {
+      const kvjax::Rule rule{.kind = kvjax::Rule::Kind::kRecent};
+      const auto all = [](const kvjax::Candidate&) { return true; };
+      return c.shortlists.First(kvjax::Serial, c.store, rule, 1, 0, all).has_value();
+    });
+  };
+  Keys old(2400), rare(1601);
+  std::iota(old.begin(), old.end(), 0), std::iota(rare.begin(), rare.end(), 2400);
+  for (int64_t step = 1; step < 3; ++step) table.Train(old, step);
+  table.Train(rare, 10);  // one too many
+  CHECK(recent());
+  for (const char* const none : {"max_age:2 min_frequency:2 and", "max_age:2 min_frequency:1 and"}) {
+    table.Evict(std::string("ours\n") + none);
+    CHECK(recent() && table.Size(table.version()) == 4000);
+  }
+}
+
 /// Else each step would look at all rows, find those, and look at all rows again.
 TEST(OldPinnedRowsDoNotFillTheShortlist) {
   Live table(Spec(8000, ""));
