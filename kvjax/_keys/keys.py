@@ -15,7 +15,7 @@ from jax.core import Tracer
 from kvjax._keys.counts import Counts, chosen, joined
 from kvjax._keys.hashing import is_salts
 from kvjax._keys.salt import salted
-from kvjax._keys.shapes import check_index, shape_of
+from kvjax._keys.shapes import check_index, check_shape, shape_of
 from kvjax._keys.words import integers_of, words_of
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike, HasArray
@@ -249,7 +249,7 @@ class Keys:
           *shape: the new shape, as one tuple or as integers; one of them may be -1.
 
         Raises:
-          ValueError, TypeError: NumPy's or JAX's, if the new shape has another number of keys.
+          ValueError, TypeError: the new shape has another number of keys, or is none.
 
         Example:
           >>> import kvjax
@@ -258,6 +258,7 @@ class Keys:
                 [3, 4]])
         """
         sizes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        check_shape(tuple(sizes), self.shape)
         if -1 in sizes:
             known = math.prod(s for s in sizes if s != -1)
             sizes = tuple(self.size // max(known, 1) if s == -1 else s for s in sizes)
@@ -377,7 +378,7 @@ def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Ke
       array([1099511627783,            -1])
     """
     if key_dtype not in ("int64", "int32"):
-        raise ValueError(f"kvjax: keys: want key_dtype 'int64' or 'int32', got {key_dtype!r}")
+        raise ValueError(f"kvjax: keys: want key_dtype 'int64' or 'int32', got {key_dtype!r}; choose one")
     made = as_keys(ids)
     if made.narrow and key_dtype == "int64":
         raise narrow_error("keys")

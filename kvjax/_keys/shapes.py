@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from kvjax._values.errors import fail
+from kvjax._values.numbers import is_integer
 
 
 def shape_of(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -36,6 +38,25 @@ def check_salts(salts: tuple[int, ...], shape: tuple[int, ...], where: str) -> N
     if len(salts) > len(shape) or not all(n in (1, want) for n, want in pairs):
         mend = "give one salt, or an array that broadcasts to the keys"
         raise fail(ValueError, None, where, f"a salt for each key {shape}", f"salts {tuple(salts)}", mend)
+
+
+def check_shape(sizes: tuple[Any, ...], shape: tuple[int, ...]) -> None:
+    """Whether keys of a shape may have another, in which one size may be -1; of symbolic sizes nobody knows.
+
+    Raises:
+      TypeError: a size is no integer.
+      ValueError: it has another number of keys.
+    """
+    want, mend = "another shape of these keys", "give integers, of which one may be -1"
+    if any(isinstance(size, (float, str)) or size is None or isinstance(size, np.ndarray) for size in sizes):
+        raise fail(TypeError, None, "Keys.reshape", want, f"{sizes}", mend)
+    if not all(map(is_integer, (*sizes, *shape))):
+        return
+    known, size = math.prod(each for each in sizes if each != -1), math.prod(shape)
+    free = sizes.count(-1)
+    fits = known == size if free == 0 else free == 1 and (size % known == 0 if known else size == 0)
+    if min(sizes, default=0) < -1 or not fits:
+        raise fail(ValueError, None, "Keys.reshape", f"another shape of keys {shape}", f"{sizes}", mend)
 
 
 def check_index(index: tuple[Any, ...], shape: tuple[int, ...]) -> None:

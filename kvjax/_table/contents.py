@@ -97,7 +97,9 @@ def snapshot(
     """
     dim, row_dtype, key_dtype = spec.dim, spec.row_dtype, spec.key_dtype
     parts = [
-        from_native(spec.host.export_table(spec.name, shard, version, slots, op, raises), dim, row_dtype, key_dtype)
+        from_native(
+            spec.host.export_table(spec.name, shard, version, bool(slots), op, raises), dim, row_dtype, key_dtype
+        )
         for shard in shards or spec.shards[:1]
     ]
     return joined(parts) if shards else _emptied(parts[0])

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from kvjax._values.arguments import is_integer
+from kvjax._values.errors import fail
 from kvjax._values.snapshot import same_bits
 from kvjax.checkpoint._chains.chain import Chain, all_unreplaced, chosen_tables
 from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts
@@ -127,6 +129,7 @@ def diff(
 
     Raises:
       CheckpointError: a checkpoint is missing or damaged, or neither has a table of a name in `tables`.
+      ValueError: `examples` is no number of keys.
 
     Example:
       >>> import kvjax, numpy as np, tempfile
@@ -142,6 +145,8 @@ def diff(
       >>> folder.cleanup()
     """
     chosen = chosen_tables(tables, "diff")
+    if not (is_integer(examples) and examples >= 0):
+        raise fail(ValueError, None, "diff", "examples= as an integer >= 0", f"{examples!r}", "0 returns no keys")
     return all_unreplaced([a, b], base, "diff", lambda both: _diff(both[0], both[1], chosen, examples))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -155,10 +155,10 @@ def _checked(paths: Sequence[PathLike], rule: str, weights: Sequence[float] | No
             "kvjax: merge: want no weights with the rule 'newest', which takes one row as it is, got some; leave them "
             "out, or say 'mean' or 'frequency'"
         )
-    found = list(weights)
+    found = list(weights) if isinstance(cast("object", weights), Iterable) else []
     if len(found) != len(paths) or not all(is_real(w) and 0 < w < math.inf for w in found):
         raise ValueError(
-            f"kvjax: merge: want {len(paths)} weights, a positive number for each path, got {found!r:.100}; give these"
+            f"kvjax: merge: want {len(paths)} weights, a positive number for each, got {weights!r:.100}; give these"
         )
     return [float(w) for w in found]
 

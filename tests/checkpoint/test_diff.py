@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from kvjax.checkpoint import CheckpointError, diff, restore, save
+from kvjax.checkpoint import CheckpointError, diff, merge, restore, save
 from tests.support.checkpoints import assert_equal, many, trained
 from tests.support.marks import slow
 
@@ -43,3 +43,11 @@ def test_a_difference_to_what_is_not_finite_is_infinite(make, tmp_path):
         table = table.upsert([1], [[value, 1.0]])
         save(tmp_path / "b", {"t": table}, overwrite=True)
         assert diff(tmp_path / "a", tmp_path / "b").tables["t"].largest == {"values": np.inf}
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, True])
+def test_examples_that_are_no_number_of_keys(number, tmp_path):
+    with pytest.raises(ValueError, match=rf"^kvjax: diff: want examples= as an integer >= 0, got {number}; 0 returns"):
+        diff(tmp_path, tmp_path, examples=number)
+    with pytest.raises(ValueError, match=r"^kvjax: merge: want 1 weights, a positive number for each, got "):
+        merge([tmp_path], tmp_path / "out", "mean", weights=number)

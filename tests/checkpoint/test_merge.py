@@ -378,7 +378,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path):
         (tmp_path / "a", "newest", None, "want the paths of checkpoints, got PosixPath"),
         (["a"], "latest", None, r"want a rule of \['newest', 'mean', 'frequency'\], got 'latest'"),
         (["a"], "newest", [1.0], "want no weights with the rule 'newest'"),
-        (["a"], "mean", [1.0, 2.0], "want 1 weights, a positive number for each path"),
+        (["a"], "mean", [1.0, 2.0], "want 1 weights, a positive number for each"),
         (["a"], "mean", [0.0], "want 1 weights"),
         (["a"], "mean", [float("inf")], "want 1 weights"),
     ):

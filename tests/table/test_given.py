@@ -81,3 +81,8 @@ def test_arrays_are_taken_as_they_are_at_the_call(name, make):
     got = run(table, loaded)
     loaded[...] = 0
     np.testing.assert_array_equal(got, want)
+
+
+def test_flags_of_numpy(make):
+    table = make(1).upsert([1], [[1.0]])
+    assert len(table.export(slots=np.True_)) == len(table.export(slots=np.False_)) == 1
