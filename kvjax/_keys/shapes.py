@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kvjax._values.arguments import is_integer
 from kvjax._values.errors import fail
-from kvjax._values.numbers import is_integer
 
 
 def shape_of(*shapes: tuple[int, ...]) -> tuple[int, ...]:
