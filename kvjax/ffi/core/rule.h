@@ -74,8 +74,8 @@ struct Rule {
   /// Of a bound of ages or frequencies: it holds for the rows that stand before this, in the order by which
   /// rankings take them first.
   [[nodiscard]] KVJAX_HD uint64_t End(int64_t step) const {
-    return kind == Kind::kAge ? static_cast<uint64_t>(step - n) ^ uint64_t { 1 } << 63
-                              : static_cast<uint64_t>(n);
+    const int64_t end = kind == Kind::kAge ? step - n : n;
+    return end < 0 ? 0 : static_cast<uint64_t>(end);
   }
 
   /// Whether a row is beyond the bound; `x` is its norm or score, if the rule is about one.
