@@ -353,14 +353,6 @@ def test_what_is_said_wrongly(run, capsys, tmp_path):
         assert error.value.code == 2 and "usage: kvjax" in text and "_count" not in text
 
 
-def test_a_package_that_is_not_here(manager, run, monkeypatch):
-    """As where kvjax was installed without what it needs, for frozen tables alone."""
-    monkeypatch.setattr("importlib.import_module", lambda name: __import__("ml_dtypes_of_nobody.part"))
-    status, text = run("inspect", manager)
-    assert status == 2
-    assert text == "kvjax: inspect: want ml_dtypes_of_nobody, got no such module; pip install ml_dtypes_of_nobody\n"
-
-
 @slow
 def test_without_rich(manager, run, monkeypatch):
     for module in ("rich.box", "rich.console", "rich.table", "rich.text"):

@@ -1,4 +1,4 @@
-"""What a command says of a path or an argument that is another command's."""
+"""What a command says of a path or an argument that is another command's, or of a package that is not here."""
 
 import os
 
@@ -73,3 +73,10 @@ def test_what_is_no_folder_hides_no_release(table, tmp_path, capsys):
     assert [(info.number, info.damaged is None) for info in releases.history()] == [(1, False), (2, False), (3, True)]
     assert main(["releases", str(tmp_path)]) == 1
     assert "symbolic links" in capsys.readouterr().out
+
+
+def test_a_package_that_is_not_here(text, monkeypatch):
+    """As where kvjax was installed without what it needs, for frozen tables alone."""
+    monkeypatch.setattr("importlib.import_module", lambda name: __import__("ml_dtypes_of_nobody.part"))
+    wanted = "kvjax: inspect: want ml_dtypes_of_nobody, got no such module; pip install ml_dtypes_of_nobody\n"
+    assert text("inspect", "anything") == wanted
