@@ -55,3 +55,14 @@ def test_links_to_headings():
             titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
             found = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert heading in found, f"{name}: {path}#{heading}"
+
+
+def test_files_that_are_named():
+    files = [
+        path.as_posix()
+        for folder in ("kvjax", "tests", "benchmarks", "examples")
+        for path in ROOT.glob(f"{folder}/**/*")
+    ]
+    for name in (*TEXTS, "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/NOTES.md"):
+        for file in re.findall(r"`([\w./-]+\.(?:py|h|cc|cu|cuh|sh))`", (ROOT / name).read_text()):
+            assert any(path.endswith(f"/{file}") for path in files), f"{name}: {file}"
