@@ -15,7 +15,7 @@ from jax.core import Tracer
 from kvjax._keys.counts import Counts, chosen, joined
 from kvjax._keys.hashing import is_salts
 from kvjax._keys.salt import salted
-from kvjax._keys.shapes import check_index, check_shape, shape_of
+from kvjax._keys.shapes import check_index, check_joined, check_shape, shape_of
 from kvjax._keys.words import integers_of, words_of
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike, HasArray
@@ -88,8 +88,8 @@ class Keys:
           `Keys`.
 
         Raises:
-          TypeError: there are no parts, or one is no `Keys`.
-          ValueError, TypeError: NumPy's or JAX's, if their shapes do not fit.
+          TypeError: there are no parts, or one is no `Keys`, or the axis is no integer.
+          ValueError: they have no such axis, or their shapes differ in another one.
 
         Example:
           >>> import kvjax
@@ -100,6 +100,7 @@ class Keys:
         if not parts or not all(isinstance(part, Keys) for part in parts):  # pyright: ignore[reportUnnecessaryIsInstance]
             got = [type(part).__name__ for part in parts]
             raise TypeError(f"kvjax: keys, concatenate: want several Keys, got {got}; make each by kvjax.keys")
+        check_joined([part.shape for part in parts], axis)
         words: list[Any] = [part.words for part in parts]
         join = np.concatenate if all(isinstance(w, np.ndarray) for w in words) else jnp.concatenate
         counts = joined([(part.counts, part.shape) for part in parts], axis)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,24 @@ def check_shape(sizes: tuple[Any, ...], shape: tuple[int, ...]) -> None:
         raise fail(ValueError, None, "Keys.reshape", f"another shape of keys {shape}", f"{sizes}", mend)
 
 
+def check_joined(shapes: Sequence[tuple[Any, ...]], axis: Any) -> None:
+    """Whether keys of these shapes can be joined along an axis; a symbolic size fits any other.
+
+    Raises:
+      TypeError: the axis is no integer.
+      ValueError: they have no such axis, or differ in another one.
+    """
+    op, got = "Keys.concatenate", f"axis {axis!r} of keys {', '.join(map(str, shapes))}"
+    if not is_integer(axis):
+        raise fail(TypeError, None, op, "an integer as axis", f"{axis!r}", "give the number of an axis")
+    ndim = len(shapes[0])
+    if any(len(shape) != ndim for shape in shapes) or not -ndim <= axis < ndim:
+        raise fail(ValueError, None, op, "keys that all have the axis, and as many others", got, "reshape them first")
+    for i, sizes in enumerate(zip(*shapes, strict=True)):
+        if i != axis % ndim and len({size for size in sizes if is_integer(size)}) > 1:
+            raise fail(ValueError, None, op, "shapes that are equal but for the axis", got, "reshape them first")
+
+
 def check_index(index: tuple[Any, ...], shape: tuple[int, ...]) -> None:
     """Whether keys of a shape have what an index asks for, as far as the host knows: JAX would clamp an integer that
     NumPy would refuse, or take the axis of the words.
@@ -70,13 +89,25 @@ def check_index(index: tuple[Any, ...], shape: tuple[int, ...]) -> None:
     for i, each in enumerate(index):
         if each is Ellipsis:
             axis = len(shape) - sum(map(_axes, index[i + 1 :]))
-        number = each[()] if isinstance(each, np.ndarray) and each.shape == () else each
-        known = isinstance(number, (int, np.integer)) and not isinstance(number, bool) and axis < len(shape)
-        if known and not -shape[axis] <= number < shape[axis]:
-            raise IndexError(f"kvjax: Keys: want an index of axis {axis} of keys {shape}, got {each}: out of bounds")
+        if axis < len(shape) and is_integer(size := shape[axis]):
+            known = _integers(each)
+            if (beyond := known[(known < -size) | (known >= size)]).size:
+                raise IndexError(
+                    f"kvjax: Keys: want an index of axis {axis} of keys {shape}, got {beyond[0]}: out of bounds"
+                )
         axis += _axes(each)
     if sum(map(_axes, index)) > len(shape):
         raise IndexError(f"kvjax: Keys: want at most {len(shape)} indices for keys of shape {shape}, got {index}")
+
+
+def _integers(index: Any) -> np.ndarray:
+    """The integers ``(n,)`` of an index that the host knows."""
+    from jax.core import Tracer
+
+    if index is None or isinstance(index, (slice, Tracer)) or not getattr(index, "is_fully_addressable", True):
+        return np.zeros(0, int)
+    known = np.asarray(index)
+    return known.reshape(-1) if known.dtype.kind in "iu" else np.zeros(0, int)
 
 
 def _axes(index: Any) -> int:
