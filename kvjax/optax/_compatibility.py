@@ -43,6 +43,8 @@ _CATCH_UP = (
     "kvjax.optax.catch_up(tx) makes rows equal to dense training; none if lazy rows are meant (a higher rate makes up "
     "for the steps that rows miss)"
 )
+_NEARLY = "equal to dense training while every row is touched; rows that a batch leaves out catch up to nearly that"
+_REPLAY = "a larger replay=, such as kvjax.optax.{}(..., replay=200), which takes more of the missed steps one by one"
 _JOINT = "kvjax.optax.joint(tx) before partition; none if norms of a row are meant"
 _SHARE = 'kvjax.optax.rowwise(tx, count="global") shares the count, as dense training does'
 _LOST, _FARTHER = 1e-3, 4.0  # of the way of a gradient in dense training
@@ -240,12 +242,15 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
     leaves = _leaves(rowwise, dim, layouts, coupling, by_count, leaf_mend)
     program = program_of(rowwise, dim, extra_args)
     listing, missing = (str(program), "") if isinstance(program, Program) else (None, str(program))
-    reason = _MEANS[verdict] + where
+    reason = (_NEARLY if verdict == "lazy" and isinstance(rowwise, CatchUp) else _MEANS[verdict]) + where
     return Compatibility(verdict, every.rows, some.rows, counts, leaves, reason, mend, listing, missing)
 
 
 def _mends(rowwise: Rowwise, reached: tuple[float, float], counts: dict[SlotCount, CountReport]) -> tuple[str, str]:
     """Of a lazy transform, and of the slots that make it lazy."""
+    if isinstance(rowwise, CatchUp):
+        replay = _REPLAY.format(rowwise.name)
+        return f"none if so small a difference is meant; otherwise {replay}", replay
     if _conserves(*counts["global"].reached) and not _conserves(*reached):
         return f"{_SHARE}: a row that counts its own touches begins, or slows down, at other steps", "none"
     if reached[0] < _LOST:
@@ -262,7 +267,7 @@ def _catches_up(rowwise: Rowwise) -> bool:
         catching_up_of(rowwise.tx, "catch_up", 0)
     except (TypeError, ValueError):  # it has no closed form, or wants more than gradients
         return False
-    return not isinstance(rowwise, CatchUp)
+    return True
 
 
 def _alike(counts: dict[SlotCount, CountReport]) -> list[tuple[str, CountReport]]:

@@ -152,6 +152,16 @@ def test_strengths_are_numbers(strength):
         group_lasso(optax.sgd(0.1), l21=strength)
 
 
+def test_both_penalties_catch_up_nearly_and_with_replay_exactly():
+    """What is said to help does, and nobody is told that rows stay behind."""
+    found, replayed = (
+        check_compatibility(group_lasso(optax.sgd(0.1), l1=0.01, l21=0.01, replay=replay), 4) for replay in (0, 200)
+    )
+    assert (found.verdict, replayed.verdict) == ("lazy", "equal")
+    assert "catch up to nearly that" in found.reason and "group_lasso(..., replay=200)" in found.mend
+    assert "catch_up" not in found.mend
+
+
 def test_several_strengths_at_once(make):
     tx = group_lasso(optax.sgd(0.1), l1=0.01, l2=0.01, l21=0.05)
     table, state = make(DIM, initializer=1.0), tx.init(DIM)
