@@ -129,7 +129,8 @@ def diff(
 
     Raises:
       CheckpointError: a checkpoint is missing or damaged, or neither has a table of a name in `tables`.
-      ValueError: `examples` is no number of keys.
+      ValueError: `examples` is no number of keys, or `tables` an empty list.
+      TypeError: `tables` is no list of names.
 
     Example:
       >>> import kvjax, numpy as np, tempfile

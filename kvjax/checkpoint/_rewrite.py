@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.source import offsets_of
 from kvjax._values.prune import Prune, PruneLike, PruneReport, rule_for
-from kvjax.checkpoint._chains.chain import Chain, unreplaced
+from kvjax.checkpoint._chains.chain import Chain, chosen_tables, unreplaced
 from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts
 from kvjax.checkpoint._chains.locate import PathLike
 from kvjax.checkpoint._chains.new import check_free, new_checkpoint
@@ -61,7 +61,7 @@ def compact(
 
 
 def prune(
-    path: PathLike, out: PathLike | None, prune: PruneLike, *, tables: Sequence[str] | None = None,
+    path: PathLike, out: PathLike | None, prune: PruneLike, *, tables: Collection[str] | None = None,
     base: PathLike | Sequence[PathLike] | None = None, overwrite: bool = False,
 ) -> dict[str, PruneReport]:  # fmt: skip
     """Copies a checkpoint without some of its rows, a few rows at a time. The checkpoint itself is not changed.
@@ -83,6 +83,7 @@ def prune(
     Raises:
       CheckpointError: a checkpoint is not there, or damaged, or `out` is taken, in a checkpoint, or one that others
         build on, or there is no such table.
+      TypeError, ValueError: `tables` is no list of names, or an empty one.
 
     Example:
       >>> import kvjax, numpy as np, tempfile
@@ -98,13 +99,14 @@ def prune(
       >>> folder.cleanup()
     """
     target = None if out is None else anywhere(out, "prune")
+    chosen = chosen_tables(tables, "prune")
 
     def body(chain: Chain) -> dict[str, PruneReport]:
         if target is not None:
             check_free(target.resolve(), overwrite, "prune", chain)
         keeps: dict[str, _Kept] = {}
         reports: dict[str, PruneReport] = {}
-        for name in chain.names if tables is None else tables:
+        for name in chain.names if chosen is None else sorted(chosen):
             rows = ChainRows(chain, name)
             rows.check_sizes()
             rule = rule_for(prune, name, rows.meta["key_dtype"], rows.shared_key)

@@ -7,7 +7,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import kvjax
-from kvjax.checkpoint import prune, restore, save
+from kvjax.checkpoint import CheckpointError, diff, prune, restore, save
 from tests.support.checkpoints import assert_equal, trained
 
 
@@ -70,3 +70,20 @@ def test_the_mend_of_a_lower_limit_is_one(make, tmp_path):
         restore(tmp_path / "one", {"t": small})
     prune(tmp_path / "one", tmp_path / "two", kvjax.Prune(top_k=3))
     assert len(restore(tmp_path / "two", {"t": small})["t"]) == 3
+
+
+@pytest.mark.parametrize("tables", ["us", ["u", 7], iter(["us"]), 7, []], ids=repr)
+def test_tables_are_names(tables, make, tmp_path):
+    """A text is not one name for each of its letters; what is read again must still be there."""
+    table = make(1).upsert(np.arange(2), np.ones((2, 1)))
+    save(tmp_path / "one", {"us": table, "u": table, "s": table})
+    for op, call in (
+        ("prune", lambda: prune(tmp_path / "one", tmp_path / "two", kvjax.Prune(top_k=1), tables=tables)),
+        ("diff", lambda: diff(tmp_path / "one", tmp_path / "one", tables=tables)),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"^kvjax: {op}: want tables "):
+            call()
+    assert not (tmp_path / "two").exists()
+    assert list(prune(tmp_path / "one", None, kvjax.Prune(top_k=1), tables={"us", "s"})) == ["s", "us"]
+    with pytest.raises(CheckpointError, match="table 'user', prune"):
+        prune(tmp_path / "one", None, kvjax.Prune(top_k=1), tables=["user"])

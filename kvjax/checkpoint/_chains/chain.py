@@ -160,7 +160,8 @@ def chosen_tables(tables: Any, op: str) -> frozenset[str] | None:
     """
     if tables is None:
         return None
-    if isinstance(tables, str) or not isinstance(tables, Collection):
+    given = isinstance(tables, Collection) and not isinstance(tables, str)
+    if not given or not all(isinstance(name, str) for name in tables):
         raise TypeError(f"kvjax: {op}: want tables as a list of names, got {tables!r}; give [name]")
     if not tables:
         raise ValueError(f"kvjax: {op}: want tables of one name at least, got none; leave it out for all")
