@@ -23,6 +23,8 @@ from kvjax._values.exported import Exported
 
 def may_be_behind(table: Handle) -> bool:
     """Whether rows as they are stored may be others than those of now."""
+    if PROCESS.forked:
+        return False  # there is no table here, which the call itself says better
     if not isinstance(table.version, Tracer):
         wait(table)
     return _may_be_behind(table.spec)

@@ -347,7 +347,7 @@ else:
     for use in (lambda: table.lookup(keys), lambda: table.upsert(keys, np.ones((2, 2))), lambda: len(table),
                 lambda: kvjax.get_table("u", dim=2), lambda: kvjax.drop_table("t"), lambda: kvjax.get_table("t"),
                 lambda: table.load(rows), lambda: table.to(kvjax.storage.Host()),
-                lambda: table.restrict(1), table.clear, lambda: tx.update(grads, opt, table),
+                lambda: table.restrict(1), table.clear, table.export, lambda: tx.update(grads, opt, table),
                 lambda: native.export_table("t", 0, version, True), lambda: native.drop("t"), lambda: tree(handle)):
         try:
             use()
@@ -366,9 +366,10 @@ def test_a_forked_process_makes_keys_and_has_no_tables(tmp_path):
     lines = out.stdout.splitlines()
     assert lines and lines[0].endswith("[True, False] Keys([1099511627776, -1])"), out
     assert lines[-1] == "4 in the parent 8.0", out
-    assert len(lines) == 16 and all(
+    assert len(lines) == 17 and all(
         "want the process that made it, got a forked one" in line for line in lines[1:-1]
     ), out
+    assert sum("'t', export: " in line for line in lines) == 2 and "slot" not in out.stdout
 
 
 @pytest.mark.parametrize("where", ["numpy", "jax"])
