@@ -39,7 +39,10 @@ def as_said(text: str, args: argparse.Namespace) -> str:
             return said[0]
         return "--" + name.replace("_", "-") + ("" if value in ("", "True") else " " + value.strip("\"'"))
 
-    text = re.sub(r"""\b([a-z_]+)=(True|\d+|"\w+"|'\w+')?""", option, text)
+    # Paths may have such words, as "table=user/part.parquet" does: none in a path, nor in what was given, is meant.
+    texts = [str(x) for value in vars(args).values() for x in (value if isinstance(value, list) else [value])]
+    given = "".join(f"{re.escape(x)}|" for x in texts if "=" in x)
+    text = re.sub(given + r"""(?<![\w/.-])([a-z_]+)=(True|\d+|"\w+"|'\w+')?""", option, text)
     if args.command == "convert":  # which calls several functions
         text = re.sub(r"^kvjax: (table '.*?', )?(compact|export|import|save):", r"kvjax: \1convert:", text)
     return text if text.startswith("kvjax") else f"kvjax: {args.command}: {text}"  # of the system, say

@@ -80,3 +80,13 @@ def test_a_package_that_is_not_here(text, monkeypatch):
     monkeypatch.setattr("importlib.import_module", lambda name: __import__("ml_dtypes_of_nobody.part"))
     wanted = "kvjax: inspect: want ml_dtypes_of_nobody, got no such module; pip install ml_dtypes_of_nobody\n"
     assert text("inspect", "anything") == wanted
+
+
+def test_words_in_paths_are_no_arguments(table, tmp_path, text, monkeypatch):
+    """As those of folders by column, which tools that write Parquet make."""
+    kvjax.checkpoint.save(tmp_path / "base=3" / "run.dim=8", [table])
+    monkeypatch.chdir(tmp_path)
+    for place in ("base=3/run.table=user", tmp_path / "base=3/run.table=user"):
+        assert f"got none in {place}, which" in text("inspect", place)
+    said = text("prune", "base=3/run.dim=8", "base=3/run.dim=8", "--min-norm", "1")
+    assert f"got {tmp_path}/base=3/run.dim=8, which exists; give another, or --overwrite" in said
