@@ -49,7 +49,7 @@ def check_shape(sizes: tuple[Any, ...], shape: tuple[int, ...]) -> None:
       ValueError: it has another number of keys.
     """
     want, mend = "another shape of these keys", "give integers, of which one may be -1"
-    if any(isinstance(size, (float, str)) or size is None or isinstance(size, np.ndarray) for size in sizes):
+    if any(size is None or isinstance(size, (bool, float, str, tuple, list, np.ndarray)) for size in sizes):
         raise fail(TypeError, None, "Keys.reshape", want, f"{sizes}", mend)
     if not all(map(is_integer, (*sizes, *shape))):
         return

@@ -8,7 +8,7 @@ import pytest
 import kvjax
 
 
-@pytest.mark.parametrize("sizes", [(3,), (-1, 3), (-1, -1), (-4,), (2.0,), (None,), ("4",)])
+@pytest.mark.parametrize("sizes", [(3,), (-1, 3), (-1, -1), (-4,), (2.0,), (None,), ("4",), (True, 4), ((2, 2), 1)])
 def test_shapes_of_other_numbers_of_keys(sizes):
     """Of keys, not of their words, which have another axis."""
     with pytest.raises((TypeError, ValueError), match=r"^kvjax: Keys.reshape: want another shape of (these )?keys"):
