@@ -36,6 +36,16 @@ void CheckSame(const KeyIndex& index, const Reference& reference, const Keys& un
     CHECK_EQ(rows[i], RowOf(reference, universe[i]));
     CHECK_EQ(rows[i], index.Find(universe[i]));
   }
+  for (const uint32_t* const known : {static_cast<const uint32_t*>(nullptr), std::as_const(rows).data()}) {
+    std::vector<uint32_t> used;
+    const auto found = [](size_t i, uint32_t row) { return std::pair(i, row); };
+    const auto use = [&](size_t i, std::pair<size_t, uint32_t> of) {
+      CHECK(of.first == i && used.size() == i);
+      used.push_back(of.second);
+    };
+    index.FindEach(universe.data(), universe.size(), found, use, known);
+    CHECK(used == rows);
+  }
   size_t visited = 0;
   index.ForEach([&](uint64_t key, uint32_t row) {
     ++visited;

@@ -1,6 +1,12 @@
 // One shard of a sharded table: which shard owns a key, how gradients arrive, and writes that are planned
 // before they are done.
+#include <array>
+#include <cstring>
 #include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
 #include <vector>
 
 #include "kvjax/ffi/core/route.h"
@@ -217,6 +223,124 @@ TEST(WritesAreDoneAsPlanned) {
   });
   CheckPhases([&](Live& t, Call c) { return t.Clear(c); });
   CheckPhases([&](Live& t, Call c) { return t.ClearSlots(c); });
+}
+
+/// Tables over which the keys of one table are spread.
+struct Shards {
+  static constexpr size_t kShards = 3;
+  std::vector<std::unique_ptr<Live>> tables;
+
+  explicit Shards(const kvjax::TableSpec& spec) {
+    for (size_t s = 0; s < kShards; ++s) tables.push_back(std::make_unique<Live>(spec));
+  }
+  static std::array<Keys, kShards> Split(const Keys& keys) {
+    std::array<Keys, kShards> split;
+    for (const uint64_t key : keys) split[key % 7 % kShards].push_back(key);  // the last has fewer
+    return split;
+  }
+  /// What write(table, call, shard) plans on all shards, which agree on the victims and then commit.
+  template <class Write>
+  void Do(std::string_view op, Write write) {
+    std::vector<kvjax::ShardSummary> summaries(kShards);
+    std::vector<std::optional<kvjax::Tally>> counts;
+    const auto each = [&](auto f) {
+      for (size_t s = 0; s < kShards; ++s) f(*tables[s], s);
+    };
+    each([&](Live& t, size_t s) {
+      write(t, Call{t.version(), Phase::kPropose, op}, s);
+      t.Summarize(t.version(), summaries[s]);
+    });
+    each([&](Live& t, size_t s) { counts.push_back(t.Prepare(Serial, op, t.version(), summaries, s)); });
+    while (counts[0]) {
+      kvjax::Tally sum;
+      for (const auto& count : counts) {
+        for (size_t b = 0; b < kvjax::Tally::kBins; ++b) sum.counts[b] += count.value().counts[b];
+      }
+      each([&](Live& t, size_t s) { counts[s] = t.Continue(Serial, op, t.version(), sum); });
+    }
+    each([&](Live& t, size_t s) { write(t, Call{t.version(), Phase::kCommit, op}, s); });
+  }
+  [[nodiscard]] std::set<uint64_t> KeySet() const {
+    std::set<uint64_t> all;
+    for (const auto& table : tables) all.merge(table->KeySet());
+    return all;
+  }
+};
+
+/// Few different ages and frequencies, so that rows of several shards are at the end of a ranking.
+void LoadTrained(Live& table, const Keys& keys) {
+  kvjax::Snapshot rows;
+  rows.Resize(keys.size(), kDim * sizeof(float));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    data::Stream stream(keys[i]);
+    rows.keys[i] = static_cast<int64_t>(keys[i]);
+    rows.versions[i] = static_cast<int64_t>(stream.Below(20));
+    rows.frequencies[i] = static_cast<int64_t>(stream.Below(6));
+    rows.pinned[i] = std::byte{stream.Below(9) == 0}, rows.has_slots[i] = std::byte{0};
+  }
+  std::memset(rows.values.data(), 0, rows.values.size());
+  rows.last_step = 20;
+  table.Restore(data::View(rows));
+}
+
+/// The victims of each ranking are those of all shards together, and so is whether they are enough.
+TEST(ShardsEvictWhatOneTableWould) {
+  for (const char* const policy : {
+           "r\nleast_recent:20",
+           "r\nleast_frequent:7:0\ns\nleast_frequent:9:2.5\nt\nleast_recent:11",
+           "r\nleast_frequent:40:0 least_recent:30 and",
+           "r\nleast_recent:30 least_frequent:25:0 not and\ns\nmax_age:9",
+           "r\nmin_frequency:2 least_recent:0 or",
+           "r\nmax_age:50",
+           "",
+       }) {
+    kvjax::TableSpec spec = data::Spec(kDim);
+    spec.max_capacity = 300;
+    spec.on_full = kvjax::OnFull::kEvict;
+    spec.policy = kvjax::Policy::Parse(policy);
+    Live whole(spec);
+    Shards shards(spec);
+    Keys old;
+    for (uint64_t key = 0; key < 900; key += 3) old.push_back(key);
+    LoadTrained(whole, old);
+    for (size_t s = 0; s < Shards::kShards; ++s) LoadTrained(*shards.tables[s], Shards::Split(old)[s]);
+    data::Stream stream(5);
+    for (int64_t turn = 21; turn < 40; ++turn) {
+      std::set<uint64_t> batch;
+      for (uint64_t n = 1 + stream.Below(40); n > 0; --n) batch.insert(stream.Below(900));
+      const Keys keys(batch.begin(), batch.end());
+      const std::array<Keys, Shards::kShards> split = Shards::Split(keys);
+      whole.Ensure(keys);
+      shards.Do("insert",
+                [&](Live& t, Call c, size_t s) { return t.Insert(Serial, c, data::Span(split[s]), {}); });
+      CHECK(whole.KeySet() == shards.KeySet());
+      if (turn % 4 == 0) {
+        whole.Table::Pin(Serial, whole.version(), data::Span(keys), {});
+        shards.Do("pin", [&](Live& t, Call c, size_t s) {
+          return t.Table::Pin(Serial, c, data::Span(split[s]), {});
+        });
+        whole.Unpin(whole.version(), data::Span(keys));
+        for (size_t s = 0; s < Shards::kShards; ++s) {
+          shards.tables[s]->Unpin(shards.tables[s]->version(), data::Span(split[s]));
+        }
+      }
+      if (turn % 5 == 0 && *policy != '\0') {
+        whole.Evict(policy, turn);
+        shards.Do("evict", [&](Live& t, Call c, size_t) {
+          return t.Table::Evict(Serial, "evict", c, kvjax::Policy::Parse(policy), turn);
+        });
+      }
+      CHECK(whole.KeySet() == shards.KeySet());
+    }
+    const auto evicted = [](const Live& t) {
+      return t.Observe([](const kvjax::Contents& c) { return c.counters.evicted; });
+    };
+    auto all = evicted(*shards.tables[0]);
+    for (size_t s = 1; s < Shards::kShards; ++s) {
+      for (const auto& [reason, rows] : evicted(*shards.tables[s])) all[reason] += rows;
+    }
+    CHECK(all == evicted(whole) && all.size() > 0);
+  }
 }
 
 TEST(AStepThatIsOnlyPlannedLeavesNothing) {

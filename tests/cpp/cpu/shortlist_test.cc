@@ -257,6 +257,33 @@ TEST(BroadBoundsLeaveTheListOfTheCapacity) {
   }
 }
 
+/// Else each step would look at all rows for them.
+TEST(RowsBeyondABoundAreThoseOfTheListBeforeIt) {
+  Live table(Spec(0, ""));
+  Keys rare(40), others(3960);
+  std::iota(rare.begin(), rare.end(), 0), std::iota(others.begin(), others.end(), 40);
+  table.Train(rare, 1), table.Train(others, 5), table.Train(others, 6);
+  constexpr int kUnknown = -1;
+  const auto beyond = [&](kvjax::Rule::Kind kind, int64_t n, int64_t step) {
+    return table.Observe([&](const kvjax::Contents& c) {
+      const auto all = [](const kvjax::Candidate&) { return true; };
+      const auto rows = c.shortlists.First(kvjax::Serial, c.store, {.kind = kind, .n = n}, 0, step, all);
+      return rows ? static_cast<int>(rows->size()) : kUnknown;
+    });
+  };
+  using Kind = kvjax::Rule::Kind;
+  CHECK(table.Victims("old\nmax_age:3\nrare\nmin_frequency:2", 6) == std::vector<uint32_t>({40, 0}));
+  CHECK_EQ(beyond(Kind::kAge, 3, 6), 40);
+  CHECK_EQ(beyond(Kind::kAge, 3, 9), 40);  // those of before step 6, which the list ends with
+  CHECK_EQ(beyond(Kind::kAge, 3, 10), kUnknown);
+  CHECK_EQ(beyond(Kind::kAge, 6, 6), 0);
+  CHECK_EQ(beyond(Kind::kAge, INT64_MAX, 6), 0);
+  CHECK_EQ(beyond(Kind::kFrequency, 1, 6), 0);
+  CHECK_EQ(beyond(Kind::kFrequency, 2, 6), 40);
+  CHECK_EQ(beyond(Kind::kFrequency, 3, 6), kUnknown);
+  CHECK_EQ(beyond(Kind::kAge, 3, 6), 40);  // what was not known has left the lists as they are
+}
+
 /// Else each step would look at all rows, find those, and look at all rows again.
 TEST(OldPinnedRowsDoNotFillTheShortlist) {
   Live table(Spec(8000, ""));
