@@ -8,8 +8,8 @@
 //
 // Threads beside the first one take memory from arenas of 64 MiB each. What is larger is mapped all the same,
 // and what is freed stays with its arena, so memory that many threads would take is better mapped by its
-// owner (checkpoint/_disk/direct.py). One arena for all (MALLOC_ARENA_MAX=1) ends both; it is left to the user,
-// because all threads of the process would then wait for its lock.
+// owner (checkpoint/_disk/direct.py). One arena for all (MALLOC_ARENA_MAX=1) ends both; it is left to the
+// user, because all threads of the process would then wait for its lock.
 #pragma once
 #include <cstdlib>
 #include <cstring>
