@@ -18,4 +18,4 @@ def releases_around(target: AnyPath) -> Path | None:
     if not isinstance(target, Path):
         return None
     numbered = (folder.parent for folder in (target, *target.parents) if is_release_name(folder.name))
-    return next((folder for folder in numbered if (folder / "current").is_file() and (folder / "lock").is_file()), None)
+    return next((folder for folder in numbered if (folder / "current").is_file() and any(folder.glob("*/info"))), None)
