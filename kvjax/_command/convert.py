@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if to not in (*EXPORTED, "kvjax"):
         raise ValueError(
             f"kvjax convert: {args.out}: want a file with one of {[f'.{each}' for each in FILE_FORMATS]}, or a folder "
-            f"without a dot, got .{to}; say --to"
+            f"without a dot, got .{to}; say --to, or write frozen tables by kvjax.serving.FrozenTable.write"
         )
     if source.exists() and out.exists() and is_same(source, out):
         raise ValueError(

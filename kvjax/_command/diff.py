@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     for name, d in found.tables.items():
         if d.fields:
             fields = [(field, a, b) for field, (a, b) in d.fields.items()]
-            print_table(f"{name}: made with", ("option", "first", "second"), fields)
+            print_table(f"{name}: described by", ("field", "first", "second"), fields)
         if any(d.examples.values()):
             print_table(f"{name}: keys", ("", "some of them"), [(k, keys) for k, keys in d.examples.items() if keys])
     return 0 if found.same else 1

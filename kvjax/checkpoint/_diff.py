@@ -30,7 +30,8 @@ class TableDiff:
       changed: rows of both that differ in some column.
       columns: how many of these differ in each column: "values", "freqs", "versions", "slot.<name>", ...
       largest: for each column of numbers, the largest difference between two elements; infinite if one is not finite.
-      fields: options of the tables that differ: (first, second) by name.
+      fields: what else is said of the tables and differs, such as options, slots or the last step: (first, second) by
+        name.
       examples: a few keys that were "added", "removed" and "changed".
 
     Example:

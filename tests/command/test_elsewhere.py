@@ -42,6 +42,22 @@ def test_files_of_rows(table, tmp_path, text, kind):
     assert callable(getattr(kvjax.convert, f"from_{kind}"))
 
 
+def test_what_describes_a_table_and_differs(tmp_path, capsys):
+    for seed in ("1", "2"):
+        kvjax.checkpoint.save(tmp_path / seed, [kvjax.get_table("described", dim=1, seed=int(seed))])
+        kvjax.drop_table("described")
+    assert main(["diff", str(tmp_path / "1"), str(tmp_path / "2")]) == 1
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    at = said.index(["described:", "described", "by"])
+    assert said[at + 1] == ["field", "first", "second"] and said[at + 3] == ["seed", "1", "2"]
+
+
+def test_frozen_tables_are_written_elsewhere(tmp_path, text):
+    assert "got .frozen; say --to, or write frozen tables by kvjax.serving.FrozenTable.write" in text(
+        "convert", tmp_path, tmp_path / "ad.frozen"
+    )
+
+
 def test_convert_says_convert(tmp_path, text):
     for out in ("out", "out.npz"):
         said = text("convert", tmp_path, tmp_path.parent / out)
