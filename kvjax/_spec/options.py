@@ -167,7 +167,8 @@ def _storage(request: Request, storage: Any) -> Storage:
 def _rounding(request: Request, rounding: Any) -> str:
     request.want_one("rounding", ROUNDINGS, rounding)
     exact = request["dtype"] == "float32"
-    request.want(rounding == "nearest" or not exact, "rounding='nearest' for rows of float32", rounding)
+    mend = "leave it out, or give dtype='bfloat16' (to a layer of Flax param_dtype='bfloat16')"
+    request.want(rounding == "nearest" or not exact, "rounding='nearest' for rows of float32", rounding, mend)
     return rounding
 
 

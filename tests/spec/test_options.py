@@ -193,7 +193,7 @@ class Unhashable:
     "options, message",
     [
         ({"rounding": "up"}, "rounding in"),
-        ({"rounding": "stochastic"}, "rows of float32"),
+        ({"rounding": "stochastic"}, r"rows of float32.*; leave it out, or give .*param_dtype='bfloat16'"),
         ({"constraint": lambda row: row[:1]}, r"float32\[4\] -> float32\[4\], got 'float32\[1\]'"),
         ({"constraint": lambda row: row.astype(jnp.bfloat16)}, r"got 'bfloat16\[4\]'"),
         ({"constraint": lambda a, b: a}, "TypeError"),
