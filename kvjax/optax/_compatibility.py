@@ -33,16 +33,17 @@ _MEANS = {
     "lazy": "equal to dense training while every row is touched; rows that a batch leaves out stay as they are",
     "per row": "on each row by itself, which is not what it does to an array",
 }
+_LAZY = (
+    "none if lazy rows are meant (a higher rate makes up for the steps that rows miss; kvjax.optax.gap_adam does so by "
+    "itself)"
+)
 _MENDS = {
     "equal": "",
-    "lazy": "none if lazy rows are meant (a higher rate makes up for the steps that rows miss); otherwise optax.sgd or "
-    "optax.adagrad, which are equal to dense training; kvjax.optax.catch_up has no closed form of it",
+    "lazy": f"{_LAZY}; otherwise optax.sgd or optax.adagrad, which are equal to dense training; "
+    "kvjax.optax.catch_up has no closed form of it",
     "per row": "none if norms of a row are meant; otherwise a transform in which rows do not depend on each other",
 }
-_CATCH_UP = (
-    "kvjax.optax.catch_up(tx) makes rows equal to dense training; none if lazy rows are meant (a higher rate makes up "
-    "for the steps that rows miss)"
-)
+_CATCH_UP = f"kvjax.optax.catch_up(tx) makes rows equal to dense training; {_LAZY}"
 _NEARLY = "equal to dense training while every row is touched; rows that a batch leaves out catch up to nearly that"
 _REPLAY = "a larger replay=, such as kvjax.optax.{}(..., replay=200), which takes more of the missed steps one by one"
 _JOINT = "kvjax.optax.joint(tx) before partition; none if norms of a row are meant"

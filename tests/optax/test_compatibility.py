@@ -90,6 +90,7 @@ def test_mends():
     for tx, words, leaf in (
         (optax.adam(0.1), r"catch_up\(tx\) makes rows equal", "catch_up"),
         (optax.lion(0.1), "no closed form", "none"),
+        (kvjax.optax.gap_adam(0.1), "gap_adam does so by itself", "none"),
         (optax.contrib.madgrad(optax.linear_schedule(0.1, 0.0, 5)), 'count="global"', "none"),
         (optax.clip_by_global_norm(1.0), "joint", ""),
         (optax.clip_by_block_rms(1.0), "^none if norms of a row are meant", ""),
