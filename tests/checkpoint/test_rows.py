@@ -163,6 +163,8 @@ def test_rows_of_a_store_and_of_several_tables(make, tmp_path):
             call("gs://bucket/run")
         with pytest.raises(ValueError, match=r"got 'user' of \['a', 'b'\]"):
             call("gs://bucket/run", "user")
+        with pytest.raises(ValueError, match=r"got \['a'\] of \['a', 'b'\]; give the name of one as table=$"):
+            call("gs://bucket/run", ["a"])
 
 
 def test_what_is_asked_wrongly_or_damaged(make, tmp_path):

@@ -178,7 +178,7 @@ def only_table(chain: Chain, table: str | None) -> str:
     if len(names) == 1 if table is None else table in names:
         return names[0] if table is None else table
     got = f"{names}" if table is None else f"{table!r} of {names}"
-    mend = ("" if table is None else meant(table, names).strip()) or "say which: table="
+    mend = "say which: table=" if table is None else meant(table, names).strip() or "give the name of one as table="
     raise FileError(chain.catalog.directory, "one table of the checkpoint", got, mend)
 
 
