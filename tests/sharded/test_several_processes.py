@@ -7,6 +7,7 @@ process trains on the whole batch.
 import functools
 import json
 import re
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -351,7 +352,7 @@ def test_all_of_it(mesh, tmp_path):
     assert sizes[4] in (9, 10) and 20 < sizes[0] <= sizes[1]
 
 
-# ---- a process dies ------------------------------------------------------------------------------------------------
+# ---- a process dies, or is told to end -------------------------------------------------------------------------------
 
 
 def save_for_ever(folder):
@@ -376,3 +377,28 @@ def test_a_death_ends_the_others_and_the_last_checkpoint_is_whole(victim, tmp_pa
     assert last >= 3
     rows = restore(tmp_path, last)["t"].export()
     assert len(rows) == 1000 and (rows.values == last).all()
+
+
+def save_when_told(folder):
+    table = kvjax.get_table("t", dim=3, mesh=everywhere())
+    with ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(save_interval_steps=1_000_000)) as manager:
+        for number in range(1, 1_000_000):
+            table = table.upsert(np.arange(100), np.full((100, 3), number, np.float32))
+            manager.save(number, args=ocp.args.Composite(tables=kvjax.orbax.TableSave({"t": table})))
+            print("step", number, flush=True)
+            if manager.reached_preemption(number):
+                break
+    print("last", number, flush=True)
+
+
+@slow
+def test_a_preemption_of_one_saves_the_last_step_of_all(tmp_path):
+    with processes.start(save_when_told, str(tmp_path)) as group:
+        group.wait_for("step 5\n")
+        group.kill(1, signal.SIGTERM)
+        assert group.wait(timeout=60) == [0, 0]
+        last = [int(group.output(process).rsplit("last ", 1)[1]) for process in range(2)]
+    with ocp.CheckpointManager(tmp_path) as manager:
+        assert last == 2 * [manager.latest_step()]
+    rows = restore(tmp_path, last[0])["t"].export()
+    assert len(rows) == 100 and (rows.values == last[0]).all()

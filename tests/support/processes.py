@@ -86,9 +86,9 @@ class Group:
         order = sorted(range(len(codes)), key=lambda p: not codes[p])
         return "\n".join(f"--- process {p}, exit code {codes[p]}\n{self.output(p)}" for p in order)
 
-    def kill(self, process: int) -> None:
-        """Ends a process as a failing machine would; JAX catches SIGTERM, which would not end it."""
-        self._children[process].send_signal(signal.SIGKILL)
+    def kill(self, process: int, how: signal.Signals = signal.SIGKILL) -> None:
+        """Ends a process as a failing machine would, or as `how` does; JAX catches SIGTERM, which would not end it."""
+        self._children[process].send_signal(how)
 
     def wait_for(self, text: str, timeout: float = 60) -> None:
         """Waits until every process has printed `text`. One that has ended without it fails at once."""
