@@ -19,13 +19,14 @@ from kvjax._formats.choices import FILE_FORMATS, IMPORTED
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath, anywhere, local
 from kvjax._formats.source import offsets_of, ranges
-from kvjax._keys.buckets import by_bucket
-from kvjax._keys.spread import spread
+from kvjax._formats.spread import spread
+from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._spec.options import ENTRIES, Request
 from kvjax._values.arguments import check_progress
 from kvjax._values.dtypes import ROW_DTYPES, cast
 from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
+from kvjax._values.integers import wide
 from kvjax._values.prune import PruneLike
 from kvjax._values.slot_layout import type_text
 from kvjax._values.snapshot import column_types
@@ -244,7 +245,7 @@ class _Arrays:
 
     def _pieces(self, lost: Counter[str], progress: Callable[[int], object]) -> Iterator[Mapping[str, np.ndarray]]:
         counts = np.zeros(host.NUM_BUCKETS, np.int64)
-        for parts in spread(self.incoming.sources, self.scratch):
+        for parts in spread(self.incoming.sources, self.scratch, _bins_of, host.NUM_BUCKETS):
             columns = self.incoming.together(parts, lost)
             keys, values = columns["keys"], columns["values"]
             columns["values"] = cast(values, self.types["values"][0], keys, self.meta["name"], "import")
@@ -256,3 +257,7 @@ class _Arrays:
                 yield {name: rows}
             del parts, columns, keys, values  # before the next are read
         yield {"offsets": offsets_of(counts)}
+
+
+def _bins_of(keys: np.ndarray) -> np.ndarray:
+    return buckets_of(wide(keys))

@@ -96,11 +96,9 @@ class Contents:
         if not self.on_disk:
             yield self.rows.read(list(self.rows.types), 0, self.rows.num_rows)
             return
-        from kvjax._keys.spread import spread
-        from kvjax.ffi import host
+        from kvjax._formats.spread import spread
 
-        assert RANGES == host.NUM_BUCKETS, "spread takes bins, of which there are so many"
-        for parts in spread({self.name: self.rows}, folder, ranges_of):
+        for parts in spread({self.name: self.rows}, folder, ranges_of, RANGES):
             yield parts[self.name]
 
 

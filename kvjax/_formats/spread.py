@@ -1,4 +1,4 @@
-"""Spreading: rows in any order are put on disk by ranges of bins (buckets, say), a piece at a time."""
+"""Spreading: rows in any order are put on disk by ranges of bins (of hashes, say), a piece at a time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ import numpy as np
 
 from kvjax._formats import source
 from kvjax._formats.source import Source, Type, offsets_of, raw, row_bytes
-from kvjax._keys.buckets import buckets_of
-from kvjax._values.integers import wide
-from kvjax._values.snapshot import Columns
-from kvjax.ffi import host
 
 _MOST = 4096
 """Ranges, so that what goes to each at a time is not too little for a disk."""
 
 
 BinsOf: TypeAlias = Callable[[np.ndarray], np.ndarray]
-"""From keys ``(n,)`` of 64 bits to the bin of each ``(n,)``, one of `host.NUM_BUCKETS`."""
+"""From keys ``(n,)``, as a source has them, to the bin of each ``(n,)``."""
 
 
 def spread(
-    sources: Mapping[str, Source], folder: Path | None, bins_of: BinsOf = buckets_of
-) -> Iterator[dict[str, Columns]]:
+    sources: Mapping[str, Source], folder: Path | None, bins_of: BinsOf, num_bins: int
+) -> Iterator[dict[str, Mapping[str, np.ndarray]]]:
     """The rows of several sources by ranges of bins: of each source the rows of a range, in its order.
 
     A few times `source.PIECE_BYTES` are in memory, or a 4096th of the rows, if that is more. Keys are read once more
@@ -37,14 +33,15 @@ def spread(
     Args:
       sources: each with a column "keys".
       folder: where to put the files; by default among the system's temporary ones.
-      bins_of: by default the buckets of tables and checkpoints.
+      bins_of: tells the bins of keys.
+      num_bins: how many there are.
     """
-    counts = {name: _counts(each, bins_of) for name, each in sources.items()}
+    counts = {name: _counts(each, bins_of, num_bins) for name, each in sources.items()}
     widths = {name: sum(map(row_bytes, each.types.values())) for name, each in sources.items()}
     total = np.cumsum(sum(counts[name] * widths[name] for name in sources))
     size = max(2 * source.PIECE_BYTES, int(total[-1]) // _MOST)
     last = np.searchsorted(total, np.arange(1, total[-1] // size + 1) * size, "right")
-    bounds = np.unique([0, *last, host.NUM_BUCKETS])
+    bounds = np.unique([0, *last, num_bins])
     if len(bounds) == 2:
         yield {name: each.read(list(each.types), 0, each.num_rows) for name, each in sources.items()}
         return
@@ -62,12 +59,11 @@ def _pieces(rows: Source) -> Iterator[tuple[int, int]]:
     return source.ranges(rows.num_rows, max(map(row_bytes, rows.types.values())))
 
 
-def _counts(rows: Source, bins_of: BinsOf) -> np.ndarray:
+def _counts(rows: Source, bins_of: BinsOf, num_bins: int) -> np.ndarray:
     """The number of rows in each bin."""
-    counts = np.zeros(host.NUM_BUCKETS, np.int64)
+    counts = np.zeros(num_bins, np.int64)
     for start, stop in _pieces(rows):
-        bins = bins_of(wide(rows.read(["keys"], start, stop)["keys"]))
-        counts += np.bincount(bins, minlength=len(counts))
+        counts += np.bincount(bins_of(rows.read(["keys"], start, stop)["keys"]), minlength=num_bins)
     return counts
 
 
@@ -81,7 +77,7 @@ def _put(
     place = offsets_of(counts)[bounds[:-1]].tolist()  # of the next row of each range
     for start, stop in _pieces(rows):
         columns = rows.read(list(rows.types), start, stop)
-        ranges = np.searchsorted(bounds, bins_of(wide(columns["keys"])), "right") - 1
+        ranges = np.searchsorted(bounds, bins_of(columns["keys"]), "right") - 1
         order = np.argsort(ranges, kind="stable")
         cuts = np.searchsorted(ranges[order], np.arange(len(bounds)))
         for name, array in columns.items():
