@@ -13,7 +13,7 @@ from kvjax._formats import source
 from kvjax._formats.choices import FILE_FORMATS
 from kvjax._formats.choices import SYSTEMS as NAMES
 from kvjax._formats.files import FORMATS
-from kvjax.convert._to_checkpoint import OPENERS
+from kvjax.convert._import_checkpoint import OPENERS
 from tests.support.checkpoints import trained
 from tests.support.marks import slow
 
