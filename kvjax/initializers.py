@@ -31,11 +31,11 @@ import numpy as np
 
 from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import ArrayLike, check_all_there
-from kvjax._values.columns import Columns, ColumnsLike, check_names, runs
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail
 from kvjax._values.function_initializer import Generated
 from kvjax._values.generators import Initializer, Segments, check_held
+from kvjax._values.segments import ColumnsLike, SegmentColumns, check_names, runs
 
 __all__ = [
     "Generated", "Initializer", "Pool", "Segments", "constant", "from_pool", "normal", "ones", "segments",
@@ -249,7 +249,7 @@ def variance_scaling(
 class SegmentsOfAnyDim:
     """`segments` of a table whose dim is not known yet."""
 
-    columns: tuple[tuple[str, Columns], ...]
+    columns: tuple[tuple[str, SegmentColumns], ...]
     parts: tuple[tuple[str, InitializerLike], ...]
 
     def of_dim(self, dim: int) -> Segments:
@@ -304,7 +304,7 @@ def segments(parts: Mapping[str, tuple[ColumnsLike, InitializerLike]], rest: Ini
       >>> kvjax.drop_table("doc_segments_init")
     """
     check_names(parts, '{"bias": (0, 0.0)}')
-    columns = tuple((name, Columns.of(given, name)) for name, (given, _) in parts.items())
+    columns = tuple((name, SegmentColumns.of(given, name)) for name, (given, _) in parts.items())
     return SegmentsOfAnyDim(columns, (*((name, part) for name, (_, part) in parts.items()), ("rest", rest)))
 
 

@@ -19,8 +19,8 @@ from kvjax._training.slots import join_leaves, split_leaves
 from kvjax._training.update import takes_facts, update_of
 from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import PyTree
-from kvjax._values.columns import ColumnsError
 from kvjax._values.errors import fail
+from kvjax._values.segments import ColumnsError
 from kvjax._values.tracing import computed_now
 
 _MOST = 4096  # steps that are replayed

@@ -23,9 +23,9 @@ import optax
 from kvjax._formats.source import row_bytes
 from kvjax._training.coupling import coupling_of
 from kvjax._training.transform_errors import check_state, loss_of_all_rows, no_state, other_state, same_noise
-from kvjax._values.columns import ColumnsError
 from kvjax._values.errors import warn
 from kvjax._values.key_width import x64_enabled
+from kvjax._values.segments import ColumnsError
 from kvjax._values.slot_layout import clean_name, layout_text, type_text
 
 SlotCount: TypeAlias = Literal["auto", "row", "global"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kvjax._values.columns import ColumnsError
+from kvjax._values.segments import ColumnsError
 
 
 @contextlib.contextmanager

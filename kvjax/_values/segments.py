@@ -1,4 +1,4 @@
-"""Columns of a row: names for segments of it, whatever its width."""
+"""Segments of a row: columns under names, whatever the width of the row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ColumnsError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class SegmentColumns:
     """Columns of a segment, for rows of any width.
 
     Attributes:
@@ -34,7 +34,7 @@ class Columns:
     cut: tuple[int | None, int | None, int | None] | None = None
 
     @classmethod
-    def of(cls, columns: Any, name: str) -> Columns:
+    def of(cls, columns: Any, name: str) -> SegmentColumns:
         """Those that a user names.
 
         Raises:
@@ -60,7 +60,7 @@ class Columns:
         return sorted({i + dim if i < 0 else i for i in self.indices})
 
 
-def runs(segments: Mapping[str, Columns], dim: int) -> list[Run]:
+def runs(segments: Mapping[str, SegmentColumns], dim: int) -> list[Run]:
     """All columns of a row of width `dim` as runs, in order; those of no segment belong to "rest".
 
     Raises:

@@ -11,7 +11,7 @@ import optax
 
 from kvjax._training.rowwise import check_transform
 from kvjax._values.arrays import PyTree
-from kvjax._values.columns import Columns, ColumnsLike, Run, check_names, runs
+from kvjax._values.segments import ColumnsLike, Run, SegmentColumns, check_names, runs
 
 
 class SegmentsState(NamedTuple):
@@ -56,7 +56,7 @@ def segments(
       >>> kvjax.drop_table("doc_segments")
     """
     check_names(transforms, '{"bias": (0, optax.sgd(0.1))}')
-    columns = {name: Columns.of(given, name) for name, (given, _) in transforms.items()}
+    columns = {name: SegmentColumns.of(given, name) for name, (given, _) in transforms.items()}
     inner = {name: tx for name, (_, tx) in transforms.items()} | {"rest": rest}
     for tx in inner.values():
         check_transform(tx, "segments")
