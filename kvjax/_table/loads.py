@@ -16,12 +16,12 @@ from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
 from kvjax._table.behind import OneStepCheck, note_loaded
 from kvjax._table.checks import version_on_host
-from kvjax._table.contents import check_capacity, sum_of_hashes
 from kvjax._table.frozen import freeze_rows
 from kvjax._table.handle import Handle
 from kvjax._table.live import of_newest, version_leaf
 from kvjax._values.errors import fail, warn
 from kvjax._values.exported import SLOT, Exported, check_keys
+from kvjax._values.integers import as_int64
 from kvjax._values.key_width import is_of_32_bits, own_bits
 from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import (
@@ -32,7 +32,7 @@ from kvjax._values.snapshot import (
     take,
     waiting_of,
 )
-from kvjax.ffi import is_device
+from kvjax.ffi import host, is_device
 
 H = TypeVar("H", bound=Handle)
 
@@ -263,6 +263,11 @@ def _summary(spec: TableSpec, given: Loading, numbers: Sequence[int]) -> np.ndar
     return out
 
 
+def sum_of_hashes(keys: np.ndarray) -> np.uint64:
+    """What sets of keys that are equal have in common, whatever their order."""
+    return host.hash_integers(as_int64(keys), 0).view(np.uint64).sum(dtype=np.uint64)
+
+
 def _check_summaries(spec: TableSpec, op: str, summaries: np.ndarray) -> None:
     """summaries: ``(processes, num_shards + 1, 3)``."""
     shards, given = summaries[:, :-1], summaries[:, -1]
@@ -278,6 +283,16 @@ def _check_summaries(spec: TableSpec, op: str, summaries: np.ndarray) -> None:
             "give what table.export() gives in each process, or the same arrays in all",
         )  # fmt: skip
     check_capacity(spec, op, int(whole[0]), _OF_CAPACITY)
+
+
+def check_capacity(spec: TableSpec, op: str, rows: int, mend: str) -> None:
+    """Whether so many rows fit the table.
+
+    Raises:
+      MemoryError: there are more than ``max_capacity``, unless ``on_full="grow"``.
+    """
+    if spec.max_capacity is not None and rows > spec.max_capacity and spec.on_full != "grow":
+        raise fail(MemoryError, spec.name, op, f"at most max_capacity={spec.max_capacity} rows", f"{rows}", mend)
 
 
 _OF_CAPACITY = "make the table with a larger max_capacity, or prune the rows first"

@@ -15,7 +15,7 @@ from kvjax._sharded.processes import allgather, allgather_json, together
 from kvjax._spec.placement import Placement
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
-from kvjax._table.contents import sum_of_hashes
+from kvjax._table.loads import sum_of_hashes
 from kvjax._table.moves import move
 from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike

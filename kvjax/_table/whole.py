@@ -16,11 +16,13 @@ from kvjax._table.behind import check_none_behind, may_be_behind, warn_if_found_
 from kvjax._table.checks import check_on_host, version_on_host, version_to_write
 from kvjax._table.handle import Handle, wait
 from kvjax._table.merges import merged
+from kvjax._table.sinks import Sink, set_sink
+from kvjax._table.sizes import num_rows, rows_by_shard, total_rows
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.switch import same_slots, switched
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
 from kvjax._training.transform_errors import of_table
-from kvjax._values.arguments import is_integer, why_not_taken
+from kvjax._values.arguments import is_integer
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.prune import PruneLike, rule_for
@@ -66,11 +68,11 @@ class Whole(Handle):
           >>> kvjax.drop_table("doc_size")
         """
         if by == "shard":
-            return contents.rows_by_shard(self, all_processes)
+            return rows_by_shard(self, all_processes)
         if by is not None:
             mend = "count rows of some kind by table.evict(kvjax.evict.MinFrequency(2), dry_run=True)"
             raise fail(ValueError, self.name, "size", "by='shard' or None", repr(by), mend)
-        return contents.total_rows(self) if all_processes else contents.num_rows(self, self.spec.kept)
+        return total_rows(self) if all_processes else num_rows(self, self.spec.kept)
 
     def __len__(self) -> int:
         return self.size()
@@ -337,7 +339,7 @@ class Whole(Handle):
         wait(self)
         return stats_of(self.spec, raises=not self.follows)
 
-    def on_evict(self, sink: contents.Sink | None) -> Self:
+    def on_evict(self, sink: Sink | None) -> Self:
         """Sends the rows of every later eviction to a function before they are removed. In several processes, each
         sends those of its own shards.
 
@@ -368,13 +370,7 @@ class Whole(Handle):
           2 restrict
           >>> kvjax.drop_table("doc_sink")
         """
-        if sink is not None and not callable(sink):
-            raise fail(TypeError, self.name, "on_evict", "a function or None", repr(sink), "see Table.on_evict")
-        wanted = ("keys", "values", "slots", "freqs", "versions", "reason")
-        if sink is not None and (why := why_not_taken(sink, wanted)):
-            want = f"a function of ({', '.join(wanted)})"
-            raise fail(TypeError, self.name, "on_evict", want, f"one of {why}", "see Table.on_evict")
-        contents.set_sink(self, sink)
+        set_sink(self, sink)
         return self
 
     def __repr__(self) -> str:

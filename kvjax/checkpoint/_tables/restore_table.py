@@ -20,7 +20,7 @@ from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table import loads
 from kvjax._table.checks import version_on_host
-from kvjax._table.contents import check_capacity, copied
+from kvjax._table.contents import copied
 from kvjax._table.live import versions_of
 from kvjax._table.merges import merged
 from kvjax._table.moves import prepare_move
@@ -297,4 +297,4 @@ def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[s
         )  # fmt: skip
     cut = f"kvjax.checkpoint.prune(path, out, kvjax.Prune(top_k={spec.max_capacity}))"
     mend = f"make the table with a larger max_capacity, or restore what {cut} makes of the checkpoint"
-    check_capacity(spec, "restore", meta["rows"], mend)
+    loads.check_capacity(spec, "restore", meta["rows"], mend)

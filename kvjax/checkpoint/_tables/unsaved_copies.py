@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvjax._sharded.processes import allgather_json, everyone, together
-from kvjax._table.contents import num_rows
 from kvjax._table.frozen import freeze_rows
 from kvjax._table.live import of_newest
+from kvjax._table.sizes import num_rows
 from kvjax._table.table import Table
 from kvjax._values.errors import warn
 from kvjax.checkpoint._tables.write import shared_placement
