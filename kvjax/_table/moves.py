@@ -19,14 +19,13 @@ from kvjax._table.behind import may_be_behind, note_loaded, note_moved
 from kvjax._table.checks import check_on_host, check_spec, version_on_host
 from kvjax._table.handle import Handle
 from kvjax._table.live import live_version
-from kvjax._table.whole import Whole
 from kvjax._values.arguments import is_name
 from kvjax._values.errors import fail
 from kvjax._values.snapshot import Snapshot
 from kvjax.storage import Storage
 
 
-class Moves(Whole):
+class Moves(Handle):
     """The calls of `kvjax.Table` that put its rows elsewhere."""
 
     __slots__ = ()

@@ -13,12 +13,13 @@ from kvjax._table.derived_handles import DerivedHandles
 from kvjax._table.live import live_version
 from kvjax._table.moves import Moves
 from kvjax._table.reads import Reads
+from kvjax._table.whole import Whole
 from kvjax._table.writes import Writes
 from kvjax._values.errors import fail
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Table(Reads, Writes, DerivedHandles, Moves):
+class Table(Reads, Writes, DerivedHandles, Whole, Moves):
     """A table of rows under 64-bit keys: an immutable value that names the live table in the process.
 
     `kvjax.get_table` makes tables. A `Table` is a pytree with one leaf, its version. Reads keep the version, every
