@@ -115,7 +115,7 @@ class Prune:
             raise fail(TypeError, None, "prune", want, f"{self.predicate!r:.100}", mend)
         for name in KEY_SETS:
             check_whole(getattr(self, name), f"Prune({name}=)")
-        _check_apart(self.key_set("keep"), self.key_set("remove"), None)
+        _check_apart(self.key_sets, None)
 
     def __eq__(self, other: object) -> bool:
         return self._asked() == other._asked() if isinstance(other, Prune) else NotImplemented
@@ -125,17 +125,14 @@ class Prune:
 
     def _asked(self) -> tuple[object, ...]:
         asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        asked |= {name: keys.tobytes() for name in KEY_SETS if (keys := self.key_set(name)) is not None}
+        asked |= {name: keys.tobytes() for name, keys in self.key_sets.items()}
         return tuple(asked.values())
 
-    def key_set(self, name: str) -> np.ndarray | None:
-        """The keys of ``keep`` or ``remove``, ``(m,)`` int64, sorted; None if there are none given."""
-        given = getattr(self, name)
-        return None if given is None else np.unique(as_int64(as_bits(given, f"Prune({name}=)")))
-
     @functools.cached_property
-    def _removed(self) -> np.ndarray | None:
-        return self.key_set("remove")
+    def key_sets(self) -> dict[str, np.ndarray]:
+        """The keys of ``keep`` and ``remove``, ``(m,)`` int64 each, sorted; without what is not given."""
+        given = {name: keys for name in KEY_SETS if (keys := getattr(self, name)) is not None}
+        return {name: np.unique(as_int64(as_bits(keys, f"Prune({name}=)"))) for name, keys in given.items()}
 
     @property
     def reads_rows(self) -> bool:
@@ -170,7 +167,7 @@ class Prune:
         Args:
           rows: an export, or a piece of it, of n rows.
         """
-        return np.logical_and.reduce([np.ones(len(rows), bool), *self.tests(rows).values()])
+        return _all_of(self.tests(rows), len(rows))
 
     def chosen(self, keep: np.ndarray, keys: np.ndarray, freqs: np.ndarray, versions: np.ndarray) -> np.ndarray:
         """Which rows are kept of those that pass.
@@ -190,8 +187,8 @@ class Prune:
             order = np.lexsort((-versions[candidates], -freqs[candidates]))
             keep[:] = False
             keep[candidates[order[: self.top_k]]] = True
-        if self.keep is not None:
-            keep |= np.isin(keys, as_bits(self.keep, "Prune(keep=)").view(keys.dtype))
+        if "keep" in self.key_sets:
+            keep |= among(as_int64(keys), self.key_sets["keep"])
         return keep
 
     def forgets(self, admission: Columns) -> np.ndarray:
@@ -200,7 +197,7 @@ class Prune:
         Args:
           admission: counts of keys without a row, by the names of `ADMISSION_COLUMNS`.
         """
-        return among(as_int64(admission.get("pending_keys", NONE)), NONE if self._removed is None else self._removed)
+        return among(as_int64(admission.get("pending_keys", NONE)), self.key_sets.get("remove", NONE))
 
     def counts_kept(self, admission: Columns) -> dict[str, np.ndarray]:
         """What is kept of these counts."""
@@ -230,13 +227,13 @@ class Prune:
         """
         rows = rows.checked(None, "Prune.report")
         size = sum(array.nbytes for array in rows.columns().values()) // max(len(rows), 1)
-        return self.reported(self.tests(rows), norms_of(rows.values), size, rows.keys, rows.freqs, rows.versions)
+        return self.judged(self.tests(rows), norms_of(rows.values), size, rows.keys, rows.freqs, rows.versions)[1]
 
-    def reported(
+    def judged(
         self, tests: Mapping[str, np.ndarray], norms: np.ndarray, row_bytes: int, keys: np.ndarray, freqs: np.ndarray,
         versions: np.ndarray,
-    ) -> PruneReport:  # fmt: skip
-        """As `report`, of what is known of n rows.
+    ) -> tuple[np.ndarray, PruneReport]:  # fmt: skip
+        """Which of n rows are kept, ``(n,)`` bool, and what the others are, from what is known of all.
 
         Args:
           tests: as `tests` gives them, each ``(n,)`` bool.
@@ -252,13 +249,14 @@ class Prune:
             return PrunedRows(n, n * row_bytes, float(norms[dropped & finite].sum()))
 
         every, finite = np.ones(len(norms), bool), np.isfinite(norms)
-        passing = np.logical_and.reduce([every, *tests.values()])
+        passing = _all_of(tests, len(norms))
+        keep = self.chosen(passing, keys, freqs, versions)
         by_rule = {name: ~test for name, test in tests.items()}
         if self.top_k is not None:
             by_rule["top_k"] = passing & ~dataclasses.replace(self, keep=None).chosen(passing, keys, freqs, versions)
-        return PruneReport(
+        return keep, PruneReport(
             total=pruned(every),
-            dropped=pruned(~self.chosen(passing, keys, freqs, versions)),
+            dropped=pruned(~keep),
             by_rule={name: pruned(dropped) for name, dropped in by_rule.items()},
         )
 
@@ -279,8 +277,8 @@ class Prune:
             tests["zero_rows"] = (rows.values != 0).any(axis=1)
         if self.predicate is not None:
             tests["predicate"] = _asked(self.predicate, rows)
-        if self._removed is not None:
-            tests["remove"] = ~among(as_int64(rows.keys), self._removed)
+        if "remove" in self.key_sets:
+            tests["remove"] = ~among(as_int64(rows.keys), self.key_sets["remove"])
         return tests
 
     def __repr__(self) -> str:
@@ -311,14 +309,12 @@ def rule_for(prune: PruneLike, name: str, key_dtype: str, shared: int | None) ->
         None if there is none, or nobody knows it.
 
     Raises:
-      TypeError: it is neither; or the keys are no integers.
+      TypeError: it is neither.
       ValueError: the shared row, or one to keep, is to be removed.
     """
     rule = as_rule(prune)
-    sets = {field: keys for field in KEY_SETS if (keys := getattr(rule, field)) is not None}
-    own = {field: own_bits(keys, key_dtype, f"table {name!r}, Prune({field}=)").reshape(-1).view(np.int64)
-           for field, keys in sets.items()}  # fmt: skip
-    _check_apart(own.get("keep"), own.get("remove"), name)
+    own = {field: own_bits(keys, key_dtype, "prune").view(np.int64) for field, keys in rule.key_sets.items()}
+    _check_apart(own, name)
     if shared is not None:
         stays = np.array([own_key(shared, key_dtype)], np.uint64).view(np.int64)
         if "remove" in own and np.isin(stays, own["remove"]).any():
@@ -330,10 +326,10 @@ def rule_for(prune: PruneLike, name: str, key_dtype: str, shared: int | None) ->
     return dataclasses.replace(rule, **own) if own else rule
 
 
-def _check_apart(keep: np.ndarray | None, remove: np.ndarray | None, name: str | None) -> None:
+def _check_apart(sets: Mapping[str, np.ndarray], name: str | None) -> None:
     """Whether no key is to be kept and to be removed."""
-    both = None if keep is None or remove is None else np.intersect1d(keep, remove)
-    if both is not None and len(both):
+    both = np.intersect1d(sets.get("keep", NONE), sets.get("remove", NONE))
+    if len(both):
         raise fail(
             ValueError, name, "prune", "a key in keep= or in remove=", f"{len(both)} in both, as {both[0]}",
             "leave it out of one of them",
@@ -344,6 +340,11 @@ def norms_of(values: np.ndarray) -> np.ndarray:
     """The Euclidean norm of each row: ``(n, dim)`` to ``(n,)`` float64. With a NaN it is NaN."""
     values = values.astype(np.float32, copy=False)
     return np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
+
+
+def _all_of(tests: Mapping[str, np.ndarray], n: int) -> np.ndarray:
+    """Which of n rows pass all tests, ``(n,)`` bool."""
+    return np.logical_and.reduce([np.ones(n, bool), *tests.values()])
 
 
 def _asked(predicate: Callable[[Exported], np.ndarray], rows: Exported) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from kvjax._formats.source import Source, ranges, row_bytes
 from kvjax._values.arguments import is_integer
 from kvjax._values.exported import ROW_COLUMNS, Exported
-from kvjax._values.prune import KEY_SETS, Prune, PruneLike, PruneReport, as_rule, norms_of
+from kvjax._values.prune import Prune, PruneLike, PruneReport, as_rule, norms_of
 from kvjax.checkpoint._disk.format import digest
 from kvjax.checkpoint._disk.rules import name_of
 
@@ -30,9 +30,7 @@ def kept(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:
     header = ["keys", "freqs", "versions"]
     ranked = rule.top_k is not None or rule.keep is not None
     whole = rows.read(header, 0, rows.num_rows if ranked else 0)
-    passing = np.logical_and.reduce([np.ones(rows.num_rows, bool), *asked.values()])
-    report = rule.reported(asked, norms, sum(map(row_bytes, rows.types.values())), **whole)
-    return rule.chosen(passing, **whole), report
+    return rule.judged(asked, norms, sum(map(row_bytes, rows.types.values())), **whole)
 
 
 def in_words(prune: PruneLike) -> str | None:
@@ -42,8 +40,8 @@ def in_words(prune: PruneLike) -> str | None:
     given = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
     words: list[str] = []
     for name, value in given.items():
-        if name in KEY_SETS and (keys := rule.key_set(name)) is not None:
-            words.append(f"{name}={digest(np.sort(keys.view(np.uint64)).view(np.uint8))}")
+        if name in rule.key_sets:
+            words.append(f"{name}={digest(np.sort(rule.key_sets[name].view(np.uint64)).view(np.uint8))}")
         elif name == "predicate" and value is not None:
             words.append(f"predicate={name_of(value)}")
         elif value is not None and value is not False:
