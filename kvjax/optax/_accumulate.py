@@ -17,10 +17,10 @@ from kvjax._keys.sparse_rows import is_sparse
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import check_transform
-from kvjax._training.whole_batch import as_before
 from kvjax._values.arrays import PyTree
 from kvjax.optax._checks import COUNT_FROM_1, check_known
 from kvjax.optax._conditional import init_within, update_if
+from kvjax.optax._whole_batch import as_before
 
 
 class AccumulateState(NamedTuple):

@@ -14,10 +14,10 @@ from kvjax._keys.opaque import is_opaque, opaque
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._spmd.varying import varying_like
 from kvjax._training.rowwise import check_transform
-from kvjax._training.whole_batch import all_agree, merged, merged_of_all
 from kvjax._values.arrays import ArrayLike, PyTree
 from kvjax.optax._checks import ABOVE_0, ABOVE_1, COUNT, COUNT_FROM_1, check_known
 from kvjax.optax._joint import as_arrays
+from kvjax.optax._whole_batch import all_agree, merged, merged_of_all
 
 
 class ApplyIfState(NamedTuple):

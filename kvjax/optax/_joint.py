@@ -15,10 +15,10 @@ import optax
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._table.table import is_table
 from kvjax._training.rowwise import check_transform
-from kvjax._training.whole_batch import as_before, merged_of_all, own_part
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 from kvjax._values.tracing import computed_now
+from kvjax.optax._whole_batch import as_before, merged_of_all, own_part
 
 
 def as_arrays(grads: Any) -> Any:
