@@ -11,7 +11,7 @@ import numpy as np
 from kvjax._keys.keys import as_keys
 from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import array_of, check_no_mask
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, where_of
 
 MOST_COUNTED = 2**31 - 1
 """Where the count of steps in the state of `kvjax.optax.partition` stops."""
@@ -21,7 +21,7 @@ def step_words(step: Any, table: str, op: str) -> jax.Array:
     """The step as the words ``(2,)`` of an int64; -1 stands for the step that the table takes by itself."""
     if step is None:
         return jnp.asarray(np.array([-1], np.int64).view(np.uint32))
-    check_no_mask(step, f"table {table!r}, {op}, step")
+    check_no_mask(step, where_of(table, f"{op}, step"))
     if not isinstance(step, jax.Array):
         if hasattr(step, "__jax_array__"):
             step = step.__jax_array__()  # of a variable that has one of NumPy, NumPy's, which JAX would cut

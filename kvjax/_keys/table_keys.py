@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys, as_keys
+from kvjax._values.errors import where_of
 from kvjax._values.key_width import is_of_32_bits, narrow_error, own_words
 
 
@@ -25,13 +26,13 @@ def keys_of(ids: Any, table: str, key_dtype: str, op: str) -> Keys:
     """
     keys = own_keys(ids, table, key_dtype, op)
     if keys.narrow and not is_of_32_bits(key_dtype):
-        raise narrow_error(f"table {table!r}, {op}")
+        raise narrow_error(where_of(table, op))
     return keys
 
 
 def own_keys(ids: Any, table: str, key_dtype: str, op: str) -> Keys:
     """The same, also of ids that JAX may have cut, for what is only compared with keys."""
-    keys = as_keys(ids, f"table {table!r}, {op}")
+    keys = as_keys(ids, where_of(table, op))
     if not is_of_32_bits(key_dtype):
         return keys
     words: Any = keys.words

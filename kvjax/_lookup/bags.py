@@ -28,6 +28,7 @@ from kvjax._values.arrays import (
 )
 from kvjax._values.bags import OP, Combiner, Sums, bags_of, check_combiner, check_empty, combine, counts
 from kvjax._values.dtypes import check_result
+from kvjax._values.errors import where_of
 from kvjax._values.lookups import Missing, clip_norm
 
 
@@ -143,7 +144,7 @@ def bags_in(
         weights = reals_of(weights, jnp.float32, reader.name, op, "weights that are real numbers")
     check_combiner(combiner, weights, keys.shape, reader.name, op)
     for each in (lengths, segment_ids):
-        check_no_mask(each, f"table {reader.name!r}, {op}")
+        check_no_mask(each, where_of(reader.name, op))
     given = bags_of(_integers(lengths), _integers(segment_ids), num_segments, keys.shape, reader.name, op)
     empty = None if empty is None else _row(reader, empty, op)
     ids, bags, fit = None, 0, None

@@ -21,7 +21,7 @@ from kvjax._values.arguments import is_integer, is_real
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.bags import Combiner
 from kvjax._values.dtypes import check_result
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, where_of
 from kvjax._values.integers import salt_of
 from kvjax._values.lookups import Missing, clip_norm, missing_row
 
@@ -158,7 +158,7 @@ def _query_of(feature: Feature, reader: Reader, op: str) -> tuple[Query, int | N
     query = reader.query(op, keys, feature.mask, feature.pad_id)
     if salt is None:
         return query, None
-    where = f"table {reader.name!r}, {op}"
+    where = where_of(reader.name, op)
     if is_integer(salt) and isinstance(query.keys.words, Tracer):
         return query, salt_of(salt, where)
     return query._replace(keys=salted_keys(query.keys, salt, where)), None

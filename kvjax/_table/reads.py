@@ -22,7 +22,7 @@ from kvjax._table.view import CaughtUpView, SlotView
 from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._training.transform_errors import of_table
 from kvjax._values.arrays import ArrayLike, one_program, reals_of
-from kvjax._values.errors import fail, meant
+from kvjax._values.errors import fail, meant, where_of
 from kvjax._values.key_width import x64_enabled
 from kvjax._values.lookups import Missing, missing_row
 from kvjax._values.slot_layout import parse_type
@@ -351,7 +351,7 @@ def _slot_types(
     """The slots of a table, of which one has this name; `before` says what to do before there are any."""
     if tx is not None:
         with of_table(table.name, op):
-            layout = as_rowwise(tx, f"table {table.name!r}, {op}").layout(table.dim)
+            layout = as_rowwise(tx, where_of(table.name, op)).layout(table.dim)
         types = dict(zip(layout.names, layout.types, strict=True))
     else:
         if not isinstance(version_to_read(table, op), Tracer):

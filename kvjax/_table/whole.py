@@ -23,7 +23,7 @@ from kvjax._table.switch import same_slots, switched
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
 from kvjax._training.transform_errors import of_table
 from kvjax._values.arguments import is_integer
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, where_of
 from kvjax._values.exported import Exported
 from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import Snapshot
@@ -266,7 +266,7 @@ class Whole(Handle):
         op, placement = "switch_optimizer", self.spec.placement
 
         def begin() -> tuple[Rowwise, jax.Array, dict[str, str], Snapshot]:
-            rowwise, version = as_rowwise(tx, f"table {self.name!r}, {op}"), version_to_write(self, op)
+            rowwise, version = as_rowwise(tx, where_of(self.name, op)), version_to_write(self, op)
             with of_table(self.name, op):
                 slots = rowwise.layout(self.dim).type_texts
             before = contents.snapshot(self.spec, op, version_on_host(self, op), True, self.spec.originals)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, where_of
 
 if TYPE_CHECKING:
     import jax
@@ -167,7 +167,7 @@ def array_of(
     Raises:
       TypeError: it is none, as of strings, or has masked elements or nulls.
     """
-    check_all_there(given, op if table is None else f"table {table!r}, {op}")
+    check_all_there(given, where_of(table, op))
     try:
         if isinstance(first_of(given), (str, bytes)):  # which JAX takes for names of dtypes
             raise TypeError

@@ -12,8 +12,12 @@ _BETWEEN = ("kvjax", "jax", "flax", "optax", "contextlib", "functools")
 
 def fail(kind: type[Exception], table: str | None, op: str, want: str, got: str, mend: str) -> Exception:
     """An error that names the table, the operation, what was wanted and got, and the mend; None is for no one table."""
-    place = op if table is None else f"table {table!r}, {op}"
-    return kind(f"kvjax: {place}: want {want}, got {got}; {mend}")
+    return kind(f"kvjax: {where_of(table, op)}: want {want}, got {got}; {mend}")
+
+
+def where_of(table: str | None, op: str) -> str:
+    """The table and the operation, as errors name them."""
+    return op if table is None else f"table {table!r}, {op}"
 
 
 def check_choice(choice: object, ok: bool, want: str, got: Any) -> None:

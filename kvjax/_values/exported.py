@@ -17,7 +17,7 @@ from kvjax._formats.source import Source, native
 from kvjax._values.arguments import is_integer
 from kvjax._values.arrays import check_all_there, check_no_mask
 from kvjax._values.dtypes import is_float
-from kvjax._values.errors import fail, warn
+from kvjax._values.errors import fail, warn, where_of
 from kvjax._values.key_width import KEY_DTYPES
 
 SLOT = "slot."
@@ -285,7 +285,7 @@ class Exported:
         if self.key_dtype not in (None, *KEY_DTYPES):
             raise fail(ValueError, table, op, f"key_dtype= in {KEY_DTYPES}, or None", f"{self.key_dtype!r:.200}", mend)
         for array in self.columns().values():
-            check_all_there(array, op if table is None else f"table {table!r}, {op}")
+            check_all_there(array, where_of(table, op))
         columns = {name: np.asarray(array) for name, array in self.columns().items()}
         columns = {name: array.astype(native(array.dtype), copy=False) for name, array in columns.items()}
         for name, array in columns.items():

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvjax._values.arrays import check_no_mask
 from kvjax._values.bags import OP, Bags, Sums, bags_of, combine, counts, lengths_error
+from kvjax._values.errors import where_of
 
 _BLOCK = 1 << 15
 """Elements that are put into bags at a time, so that their places stay in the cache."""
@@ -33,7 +34,7 @@ def places_of(
       TypeError, ValueError: they do not fit each other or the keys.
     """
     for each in (lengths, segment_ids):
-        check_no_mask(each, f"table {table!r}, {OP}")
+        check_no_mask(each, where_of(table, OP))
     lengths, segment_ids = (None if x is None else np.asarray(x) for x in (lengths, segment_ids))
     given = bags_of(lengths, segment_ids, num_segments, shape, table)
     if given is None:

@@ -14,7 +14,7 @@ import numpy as np
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.quantise import to_float32
 from kvjax._values.arrays import check_all_there
-from kvjax._values.errors import fail, meant
+from kvjax._values.errors import fail, meant, where_of
 from kvjax._values.key_width import own_key
 from kvjax._values.lookups import missing_row
 from kvjax.serving._initial import Initial
@@ -104,10 +104,8 @@ class Contents:
 
 def row_of(name: str, op: str, missing: Any, dim: int) -> np.ndarray:
     """ "zeros" or a row as ``(dim,)`` float32."""
-    check_all_there(missing, f"table {name!r}, {op}")
-    return missing_row(
-        missing, dim, np.zeros(dim, np.float32), partial(to_float32, what=f"table {name!r}, {op}"), name, op
-    )
+    check_all_there(missing, where_of(name, op))
+    return missing_row(missing, dim, np.zeros(dim, np.float32), partial(to_float32, what=where_of(name, op)), name, op)
 
 
 def no_initial(name: str, op: str = "lookup") -> Exception:

@@ -11,7 +11,7 @@ from kvjax._formats.quantise import decode, rounded, to_float32
 from kvjax._values.arrays import ArrayLike, HasArray, check_all_there
 from kvjax._values.bags import OP as BAGS
 from kvjax._values.bags import Combiner, check_combiner, check_empty
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, where_of
 from kvjax._values.key_width import whole_bits
 from kvjax._values.lookups import Missing, check_mask, check_pad, clip_norm
 from kvjax.serving._bags import combined, places_of
@@ -156,7 +156,7 @@ class FrozenReads:
         """
         bits = self._bits(keys, BAGS)
         valid = self._valid(keys, bits, mask, pad_id, BAGS)
-        what = f"table {self.name!r}, {BAGS}"
+        what = where_of(self.name, BAGS)
         for each in (weights, empty):
             check_all_there(each, what)
         own: Any = None if weights is None else to_float32(weights, what, "weights that are real numbers")
@@ -233,11 +233,11 @@ class FrozenReads:
                 TypeError, self.name, op, "keys that are there, as a frozen table reads them by NumPy",
                 "those of a program", "give compiled functions frozen.as_jax() as an argument, and read that",
             )  # fmt: skip
-        return whole_bits(keys, self._key_dtype, f"table {self.name!r}, {op}")
+        return whole_bits(keys, self._key_dtype, where_of(self.name, op))
 
     def _valid(self, keys: Any, bits: np.ndarray, mask: Any, pad_id: Any, op: str) -> np.ndarray | None:
         if mask is not None:
-            check_all_there(mask, f"table {self.name!r}, {op}")
+            check_all_there(mask, where_of(self.name, op))
             mask = np.asarray(mask)
             check_mask(mask, bits.shape, self.name, op)
         if pad_id is None:

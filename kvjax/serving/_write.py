@@ -11,7 +11,7 @@ import numpy as np
 
 from kvjax._formats.quantise import STORED, QuantisationReport, Quantiser, check_quantised, rounded, to_float32
 from kvjax._values.arrays import check_all_there
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, where_of
 from kvjax.serving._contents import Contents, row_of
 from kvjax.serving._format import MOST_ROWS, Codes, Description, MappedFile, give, write
 from kvjax.serving._search import SENTINEL, Starts, bits_of, find, mixed
@@ -28,7 +28,7 @@ Error = Callable[[], QuantisationReport | None]
 
 def write_whole(path: Path, contents: Contents, quantise: Any, missing: Any) -> None:
     """`FrozenTable.write`."""
-    rows, what = contents.rows, _what(contents.name, "write")
+    rows, what = contents.rows, where_of(contents.name, "write")
     kind, (dim,) = rows.types["values"]
     default = contents.default_row(missing)
     if quantise is not None:
@@ -74,8 +74,9 @@ def write_changes(
 ) -> None:  # fmt: skip
     """`FrozenTable.update`: rows that have not changed are copied as they are stored."""
     description, name = old.description, old.description.name
-    check_all_there(values, _what(name, "update"))
-    rows = to_float32(values, _what(name, "update"))
+    what = where_of(name, "update")
+    check_all_there(values, what)
+    rows = to_float32(values, what)
     if rows.shape != (keys.size, description.dim):
         want = f"rows ({keys.size}, {description.dim})"
         raise fail(ValueError, name, "update", want, str(rows.shape), "give one row for each changed key")
@@ -83,7 +84,7 @@ def write_changes(
     gone = mixed(np.unique(removed.reshape(-1).view(np.uint64)))
     if np.isin(gone, added).any():
         raise fail(ValueError, name, "update", "keys that change or go", "some that do both", "leave them out of one")
-    quantiser = Quantiser(description.dtype, _what(name, "update"))
+    quantiser = Quantiser(description.dtype, what)
     own = keys.reshape(-1)[order].view(np.uint64 if description.key_dtype.startswith("u") else np.int64)
     codes, scales = quantiser.encode(rows[order], own)
 
@@ -103,7 +104,7 @@ def write_changes(
             for some in range(0, len(sources), size):
                 yield from _stored(_pick(old, (codes, scales), sources[some : some + size]))
         last = old.arrays["rows"][n:], old.arrays["scales"][n:] if "scales" in old.arrays else None
-        given = None if default is None else Quantiser(description.dtype, _what(name, "update")).encode(default[None])
+        given = None if default is None else Quantiser(description.dtype, what).encode(default[None])
         yield from _stored(last if given is None else given)
 
     rows_now = n - len(drop) + len(added)
@@ -201,10 +202,6 @@ def _pick(old: MappedFile, new: Codes, sources: np.ndarray) -> Codes:
     picked_scales = old.arrays["scales"][np.where(is_new, 0, sources)]
     picked_scales[is_new] = scales[sources[is_new] - n]
     return picked, picked_scales
-
-
-def _what(name: str, op: str) -> str:
-    return f"table {name!r}, {op}"
 
 
 def _write(path: Path, description: Description, pool: np.ndarray | None, error: Error, parts: Parts) -> None:
