@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvjax._formats.source import Source, row_bytes
+from kvjax._formats.source import Source, concat, row_bytes
 from kvjax._values.exported import ROW_COLUMNS
 from kvjax._values.prune import norms_of
-from kvjax._values.snapshot import concat, take
+from kvjax._values.snapshot import take
 from kvjax.checkpoint._chains.chain import Chain, only_table
 from kvjax.checkpoint._chains.chain_rows import ChainRows
 from kvjax.checkpoint._disk.files import files_below

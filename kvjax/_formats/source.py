@@ -63,6 +63,11 @@ class Source:
 
         return cls(types, next(iter(columns.values())).shape[0], read, meta)
 
+    @property
+    def row_bytes(self) -> int:
+        """Of all columns of a row."""
+        return sum(map(row_bytes, self.types.values()))
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a whole column."""
         return (self.num_rows, *self.types[name][1])
@@ -96,7 +101,7 @@ class Source:
             for low, high in ranges(end - begin, sum(map(self._width, names))):
                 part = self.read(names, begin + low, begin + high)
                 found.append({name: array[keep[begin + low : begin + high]] for name, array in part.items()})
-            return _joined(found)
+            return concat(found)
 
         return dataclasses.replace(self, num_rows=int(before[-1]), read=read)
 
@@ -110,7 +115,7 @@ class Source:
                 first, last = max(start + high - end, low), min(stop + high - end, high)
                 if first < last or (end == ends[-1] and not found):
                     found.append(self.read(names, first, max(first, last)))
-            return _joined(found)
+            return concat(found)
 
         return dataclasses.replace(self, num_rows=ends[-1], read=read)
 
@@ -118,10 +123,24 @@ class Source:
         """Some of the columns."""
         return dataclasses.replace(self, types={name: self.types[name] for name in names})
 
-    def rows(self) -> Generator[dict[str, np.ndarray]]:
-        """All columns, in pieces of whole rows that follow each other; each is read while the one before is used."""
-        names, size = list(self.types), sum(map(row_bytes, self.types.values()))
-        return ahead(self.read(names, start, stop) for start, stop in ranges(self.num_rows, size))
+    def changed(
+        self, name: str, dtype: np.dtype[Any], change: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> Source:
+        """The rows with what `change` makes of a column and of the keys, of this dtype."""
+
+        def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
+            if name not in names:
+                return self.read(names, start, stop)
+            found = self.read(list(dict.fromkeys([*names, "keys"])), start, stop)
+            found[name] = change(found[name], found["keys"])
+            return {each: found[each] for each in names}
+
+        return dataclasses.replace(self, types=self.types | {name: (dtype, self.types[name][1])}, read=read)
+
+    def rows(self) -> Iterator[dict[str, np.ndarray]]:
+        """All columns, in pieces of whole rows that follow each other."""
+        names = list(self.types)
+        return (self.read(names, start, stop) for start, stop in ranges(self.num_rows, self.row_bytes))
 
 
 class Lazy(Mapping[str, Column]):
@@ -252,10 +271,11 @@ def ahead(items: Iterator[T]) -> Generator[T]:
             _IDLE.append(thread)
 
 
-def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Columns of ranges of rows, one behind the other; one part as it is."""
-    first, *rest = parts
-    return {name: np.concatenate([part[name] for part in parts]) for name in first} if rest else first
+def concat(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The rows of several parts, which have the same columns, one after the other; arrays of one part as they are."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:

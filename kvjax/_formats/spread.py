@@ -37,7 +37,7 @@ def spread(
       num_bins: how many there are.
     """
     counts = {name: _counts(each, bins_of, num_bins) for name, each in sources.items()}
-    widths = {name: sum(map(row_bytes, each.types.values())) for name, each in sources.items()}
+    widths = {name: each.row_bytes for name, each in sources.items()}
     total = np.cumsum(sum(counts[name] * widths[name] for name in sources))
     size = max(2 * source.PIECE_BYTES, int(total[-1]) // _MOST)
     last = np.searchsorted(total, np.arange(1, total[-1] // size + 1) * size, "right")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from kvjax._formats.source import Source
+from kvjax._formats.source import Source, ahead
 from kvjax._sharded.processes import allgather, together
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
@@ -114,13 +114,12 @@ def _with_own_keys(given: Loading, key_dtype: str) -> Loading:
     if not is_of_32_bits(key_dtype):
         return given
 
-    def own(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        keys = {name: columns[name] for name in ("keys", "pending_keys") if name in columns}
-        return columns | {name: own_bits(array, key_dtype, "load").view(array.dtype) for name, array in keys.items()}
+    def own(keys: np.ndarray) -> np.ndarray:
+        return own_bits(keys, key_dtype, "load").view(keys.dtype)
 
-    read = given.rows.read
-    rows = dataclasses.replace(given.rows, read=lambda names, start, stop: own(read(names, start, stop)))
-    return dataclasses.replace(given, rows=rows, admission=own(given.admission))
+    rows = given.rows.changed("keys", given.rows.types["keys"][0], lambda keys, _: own(keys))
+    waiting = {name: own(keys) for name, keys in given.admission.items() if name == "pending_keys"}
+    return dataclasses.replace(given, rows=rows, admission=given.admission | waiting)
 
 
 def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, str] | None) -> Loading:
@@ -219,7 +218,7 @@ def fill(spec: TableSpec, given: Loading, begin: Callable[[int, dict[str, Any]],
         counts = given.admission if placement is None else _own_counts(given.admission, placement, shard)
         prepared.append(begin(i, head_to_native(int(summary[shard, 1]), given.last_step, types, counts)))
     of_one_step = OneStepCheck(types)
-    with closing(given.rows.rows()) as pieces:
+    with closing(ahead(given.rows.rows())) as pieces:
         for piece in pieces:
             of_one_step.add(piece)
             owners = None if placement is None else placement.owners(piece["keys"].view(np.int64))

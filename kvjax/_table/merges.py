@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from kvjax._formats.source import Source, Type
+from kvjax._formats.source import Source, Type, concat
 from kvjax._spec.spec import TableSpec
 from kvjax._table.loads import Loading
 from kvjax._values.errors import fail, warn
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import among, overlaid_counts
-from kvjax._values.snapshot import Snapshot, concat
+from kvjax._values.snapshot import Snapshot
 from kvjax.evict import policy_of
 
 
@@ -37,7 +36,7 @@ def merged(spec: TableSpec, op: str, below: Snapshot, above: Loading) -> Loading
     columns = below.rows.columns()
     rest = Source.of(columns, {}).where(~among(as_int64(columns["keys"]), keys))
     # Rows that come without slots get fresh ones, whatever their optimizer has left.
-    come = above.rows if above.slot_types else _without(above.rows, "has_slots")
+    come = above.rows if above.slot_types else above.rows.only([x for x in above.rows.types if x != "has_slots"])
     _warn_of_ages(spec, op, rest.num_rows, above.last_step - below.rows.last_step)
     rows = _one_after_the_other(come, rest)
     last_step, admission = max(below.rows.last_step, above.last_step), above.admission
@@ -57,10 +56,6 @@ def _warn_of_ages(spec: TableSpec, op: str, rows: int, steps: int) -> None:
             "and may be evicted by the next step. Rows from another table can be given the steps of this one first: "
             "docs/restarts.md, Rows under other keys"
         )
-
-
-def _without(rows: Source, column: str) -> Source:
-    return dataclasses.replace(rows, types={name: kind for name, kind in rows.types.items() if name != column})
 
 
 def _one_after_the_other(one: Source, other: Source) -> Source:

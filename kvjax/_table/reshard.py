@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from kvjax._formats.source import row_bytes
+from kvjax._formats.source import concat, row_bytes
 from kvjax._keys.keys import Keys
 from kvjax._sharded.processes import allgather, allgather_json, together
 from kvjax._spec.placement import Placement
@@ -21,7 +21,7 @@ from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
-from kvjax._values.snapshot import Snapshot, concat, take, waiting_of
+from kvjax._values.snapshot import Snapshot, take, waiting_of
 
 # What a process sends at once.
 _PIECE_BYTES = 1 << 24

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kvjax._values.snapshot import WAITING_COLUMNS, Columns, concat, take
+from kvjax._formats.source import concat
+from kvjax._values.snapshot import WAITING_COLUMNS, Columns, take
 
 NONE = np.zeros(0, np.int64)
 """No keys, or no counts of keys."""

@@ -65,13 +65,6 @@ def take(columns: Columns, keep: Any) -> dict[str, np.ndarray]:
     return {name: array[keep] for name, array in columns.items()}
 
 
-def concat(parts: Sequence[Columns]) -> dict[str, np.ndarray]:
-    """The rows of several parts, which have the same columns, one after the other."""
-    if len(parts) == 1:
-        return dict(parts[0])
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
 def same_bits(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Which rows ``(n, ...)`` of two arrays of a shape and a dtype are the same to the bit."""
     if one.size == 0:

@@ -11,13 +11,13 @@ import numpy as np
 
 from kvjax._formats.choices import MERGE_RULES, MergeRule
 from kvjax._formats.paths import AnyPath, anywhere
-from kvjax._formats.source import offsets_of, row_bytes
+from kvjax._formats.source import concat, offsets_of, row_bytes
 from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._values.arguments import is_real
 from kvjax._values.exported import SLOT
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import NONE, among, runs_of
-from kvjax._values.snapshot import Columns, concat, take, waiting_of
+from kvjax._values.snapshot import Columns, take, waiting_of
 from kvjax.checkpoint._ancestor import ANCESTOR, changed
 from kvjax.checkpoint._chains.chain import Chain, all_unreplaced
 from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts

@@ -30,7 +30,7 @@ def kept(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:
     header = ["keys", "freqs", "versions"]
     ranked = rule.top_k is not None or rule.keep is not None
     whole = rows.read(header, 0, rows.num_rows if ranked else 0)
-    return rule.judged(asked, norms, sum(map(row_bytes, rows.types.values())), **whole)
+    return rule.judged(asked, norms, rows.row_bytes, **whole)
 
 
 def in_words(prune: PruneLike) -> str | None:

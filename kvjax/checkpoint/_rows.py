@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvjax._formats import source
-from kvjax._formats.source import ahead
+from kvjax._formats.source import ahead, concat
 from kvjax._values.behind import SWEEP, can_be_behind, warn_behind
 from kvjax._values.exported import SLOT, Exported
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import among
 from kvjax._values.key_width import whole_bits
-from kvjax._values.snapshot import concat, take
+from kvjax._values.snapshot import take
 from kvjax.checkpoint._chains.chain import only_table, unreplaced
 from kvjax.checkpoint._chains.chain_rows import ChainRows, cuts, ranges_of
 from kvjax.checkpoint._chains.locate import PathLike

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from kvjax._formats.paths import AnyPath
+from kvjax._formats.source import ahead
 from kvjax.checkpoint._chains.catalog import Catalog
 from kvjax.checkpoint._chains.chain import Chain, unreplaced
 from kvjax.checkpoint._chains.chain_rows import ChainRows
@@ -235,7 +236,7 @@ def _unlisted(chain: Chain, name: str) -> FileReport:
     try:
         rows = ChainRows(chain, name)
         rows.check()
-        for piece in itertools.chain([rows.counts(), rows.pool()], rows.source().rows()):
+        for piece in itertools.chain([rows.counts(), rows.pool()], ahead(rows.source().rows())):
             size += sum(array.nbytes for array in piece.values())
     except CheckpointError as error:
         return FileReport(folder, name, 0, str(error))

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from kvjax._formats import source
-from kvjax._formats.source import Source, Type, offsets_of, row_bytes
+from kvjax._formats.source import Source, Type, concat, offsets_of, row_bytes
 from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
 from kvjax._values.exported import ROW_COLUMNS, SLOT
 from kvjax._values.integers import as_int64
 from kvjax._values.key_sets import NONE, among, overlaid_counts
-from kvjax._values.snapshot import Columns, column_types, concat, joined_admission, take, waiting_of
+from kvjax._values.snapshot import Columns, column_types, joined_admission, take, waiting_of
 from kvjax.checkpoint._chains.chain import Chain, Link
 from kvjax.checkpoint._disk.format import REMOVED, Damaged
 from kvjax.checkpoint._disk.read_shard import Shard, at_once, check_sizes, read_pool

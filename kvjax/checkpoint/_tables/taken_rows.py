@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -59,34 +58,18 @@ def converted(source: Source, dtype: str, table: str) -> Source:
     def change(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return cast(values, kind, keys, table, "restore")
 
-    return _changed(source, "values", kind, change)
+    return source.changed("values", kind, change)
 
 
 def without_slots(source: Source) -> Source:
     """The rows as of a table that no optimizer has come to."""
     columns = source.only([name for name in source.types if not name.startswith(SLOT)])
-    return _changed(columns, "has_slots", np.dtype(bool), lambda has, _: np.zeros_like(has))
+    return columns.changed("has_slots", np.dtype(bool), lambda has, _: np.zeros_like(has))
 
 
 def _where(source: Source, keep: Callable[[np.ndarray], np.ndarray]) -> Source:
     """The rows of whose keys ``(n,)`` `keep` says so."""
     return source.where(np.concatenate([np.zeros(0, bool), *(keep(keys) for keys in source.pieces("keys"))]))
-
-
-def _changed(
-    source: Source, name: str, dtype: np.dtype[Any], change: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> Source:
-    """The rows with what `change` makes of a column and of the keys."""
-
-    def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
-        if name not in names:
-            return source.read(names, start, stop)
-        found = source.read(list(dict.fromkeys([*names, "keys"])), start, stop)
-        found[name] = change(found[name], found["keys"])
-        return {each: found[each] for each in names}
-
-    types = source.types | {name: (dtype, source.types[name][1])}
-    return dataclasses.replace(source, types=types, read=read)
 
 
 def _shards(placement: Placement) -> Iterator[tuple[int, int]]:

@@ -6,14 +6,14 @@ import dataclasses
 import functools
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from kvjax._formats.paths import AnyPath
-from kvjax._formats.source import Source, offsets_of, ranges, row_bytes
+from kvjax._formats.source import Source, offsets_of
 from kvjax._keys.buckets import buckets_of
 from kvjax._sharded.processes import allgather_json, together
 from kvjax._spec.placement import Placement
@@ -208,11 +208,7 @@ def _write_shard(directory: AnyPath, stored: Stored, number: int) -> None:
     if isinstance(rows, FrozenRows):
         frozen = rows
     else:
-        pieces = itertools.chain(pieces, _pieces(rows))
+        pieces = itertools.chain(
+            pieces, rows.rows()
+        )  # not ahead, by a thread, which the end of the process may not have
     write_shard(directory, stored.meta, number, kinds, pieces, frozen)
-
-
-def _pieces(rows: Source) -> Iterator[dict[str, np.ndarray]]:
-    """All columns, a piece of each at a time; without a thread for it, which the end of the process may not have."""
-    for start, stop in ranges(rows.num_rows, sum(map(row_bytes, rows.types.values()))):
-        yield rows.read(list(rows.types), start, stop)
