@@ -19,10 +19,11 @@ import numpy as np
 
 from kvjax._formats import source
 from kvjax._formats.atomic import replaced
+from kvjax._formats.columns import InFile
 from kvjax._formats.errors import FileError, needed
 from kvjax._formats.paths import local
 from kvjax._formats.regular import check_regular
-from kvjax._formats.source import InFile, as_written, raw
+from kvjax._formats.source import as_written, raw
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER, _TRAILER = 48, 5

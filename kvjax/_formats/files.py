@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from kvjax._formats import npz, parquet, safetensors
+from kvjax._formats.columns import Concatenated, Lazy
 from kvjax._formats.errors import FileError
 from kvjax._formats.regular import check_regular
-from kvjax._formats.source import Column, Concatenated, Lazy, Source
+from kvjax._formats.source import Column, Source
 
 
 class Format(Protocol):

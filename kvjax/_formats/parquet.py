@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from kvjax._formats.atomic import replaced
+from kvjax._formats.columns import Lazy
 from kvjax._formats.errors import FileError, needed
 from kvjax._formats.regular import Identity, identity_of
-from kvjax._formats.source import Column, Lazy, Source, as_written, ranges, row_bytes
+from kvjax._formats.source import Column, Source, as_written, ranges, row_bytes
 
 WHAT = "a Parquet file"
 _META = "kvjax."

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvjax._formats.bundle import Bundle, latest
-from kvjax._formats.source import Column, MappedColumn
+from kvjax._formats.columns import MappedColumn
+from kvjax._formats.source import Column
 from kvjax.convert._imported import Imported
 from kvjax.convert._incoming import Incoming, incoming
 from kvjax.convert._parts import joined, parts_of, slots_of

@@ -11,10 +11,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from kvjax._formats.columns import Concatenated, InFile, MappedColumn, Repeated
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import local
 from kvjax._formats.regular import check_regular
-from kvjax._formats.source import Column, Concatenated, InFile, MappedColumn, Repeated, row_bytes
+from kvjax._formats.source import Column, row_bytes
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
 from kvjax.convert._incoming import Incoming, check_asked, chosen_slots, incoming

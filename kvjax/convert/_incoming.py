@@ -10,8 +10,9 @@ from typing import cast
 
 import numpy as np
 
+from kvjax._formats.columns import Repeated
 from kvjax._formats.errors import FileError
-from kvjax._formats.source import Column, Repeated, Source
+from kvjax._formats.source import Column, Source
 from kvjax._values.arguments import is_integer, is_real
 from kvjax._values.dtypes import dtype_name, is_float
 from kvjax._values.errors import warn

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 
 from kvjax._formats.bundle import Bundle
+from kvjax._formats.columns import Concatenated
 from kvjax._formats.errors import FileError
-from kvjax._formats.source import Column, Concatenated
+from kvjax._formats.source import Column
 from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
 from kvjax.convert._incoming import Joined, check_asked, chosen_slots

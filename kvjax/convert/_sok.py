@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from kvjax._formats.columns import InFile
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import local
 from kvjax._formats.regular import check_regular
-from kvjax._formats.source import InFile
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
 from kvjax.convert._incoming import Incoming, check_asked, chosen_slots, incoming

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvjax._formats.bundle import Bundle, latest
+from kvjax._formats.columns import MappedColumn
 from kvjax._formats.errors import FileError
-from kvjax._formats.source import MappedColumn, Source, ranges
+from kvjax._formats.source import Source, ranges
 from kvjax.convert._imported import Imported
 from kvjax.convert._incoming import Incoming, Joined, incoming
 from kvjax.convert._parts import joined, parts_of, slots_of

@@ -10,9 +10,10 @@ from typing import cast
 
 import numpy as np
 
+from kvjax._formats.columns import Concatenated, InFile
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import local
-from kvjax._formats.source import Column, Concatenated, InFile
+from kvjax._formats.source import Column
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
 from kvjax.convert._incoming import Incoming, Joined, check_asked, check_wanted, incoming
