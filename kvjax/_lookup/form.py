@@ -41,16 +41,14 @@ class Form:
         batching.primitive_batchers[self._p] = self._batch
         mlir.register_lowering(self._p, mlir.lower_fun(self._call, multiple_results=False))
 
-    def derivative(self, by: Operand, bags: int, *operands: jax.Array) -> jax.Array:
-        """The derivative by an operand.
+    def bags(self, bags: int, *operands: jax.Array) -> jax.Array:
+        """The derivative by the bags, which is what they are.
 
         Args:
-          by: the operand.
           bags: how many there are.
-          operands: the ids of bags and what else says where rows belong, int32, then the operands but that one,
-            float32.
+          operands: the ids of bags and what else says where rows belong, int32, then the other operands, float32.
         """
-        return self._bind(by, bags, *(varying_like(x, *operands) for x in operands))
+        return self._bind("bags", bags, *(varying_like(x, *operands) for x in operands))
 
     def _bind(self, by: Operand, bags: int, *operands: Any) -> jax.Array:
         return self._p.bind(*operands, by=by, bags=bags, target_name=self._derivatives[by][0])

@@ -42,7 +42,7 @@ _PLACED = Form(
 
 
 def _bag_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> jax.Array:
-    return _WEIGHTED.derivative("bags", bags, ids, weights, rows)
+    return _WEIGHTED.bags(bags, ids, weights, rows)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -55,7 +55,7 @@ def _bag_max_jvp(bags: int, primals: Sequence[Any], tangents: Sequence[Any]) -> 
     ids, rows = primals
     positions = bag_ops.bag_max(bags, ids, jax.lax.stop_gradient(rows))[1]
     # XLA makes one call of the two.
-    return _bag_max(bags, ids, rows), _PLACED.derivative("bags", bags, ids, positions, tangents[1])
+    return _bag_max(bags, ids, rows), _PLACED.bags(bags, ids, positions, tangents[1])
 
 
 def _plain_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> jax.Array:

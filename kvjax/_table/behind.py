@@ -16,7 +16,7 @@ from jax.core import Tracer
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, wait
-from kvjax._values.behind import LAST_COLUMN, LAST_STEP, SWEEP, behind_in_words, can_be_behind, warn_behind
+from kvjax._values.behind import LAST_COLUMN, LAST_STEP, SWEEP, Lag, can_be_behind, warn_behind
 from kvjax._values.errors import fail, warn
 from kvjax._values.exported import Exported
 
@@ -64,9 +64,10 @@ def warn_of_write(table: Handle, op: str) -> None:
 
 def found_behind(table: Handle, rows: Exported) -> str:
     """How many rows are behind, in words; empty if none is. Rows are those of now, with slots."""
-    found = ""
-    if len(rows) and LAST_STEP in rows.slots:
-        found = behind_in_words(rows.slots[LAST_STEP], rows.has_slots, _steps_since(table.spec, rows))
+    lag = Lag()
+    if LAST_STEP in rows.slots:
+        lag.add(rows.slots[LAST_STEP], rows.has_slots)
+    found = lag.in_words(_steps_since(table.spec, rows))
     if not found:
         note_caught_up(table.spec)
     return found

@@ -73,13 +73,6 @@ class Lag:
         return f"are behind ({behind} of {self._rows}, by up to {by} steps)" if behind else ""
 
 
-def behind_in_words(last: np.ndarray, has_slots: np.ndarray, since: int) -> str:
-    """The same of all rows at once."""
-    lag = Lag()
-    lag.add(last, has_slots)
-    return lag.in_words(since)
-
-
 def warn_if_saved_behind(name: str, op: str, pieces: Iterable[Mapping[str, np.ndarray]]) -> None:
     """Says that a call takes rows that are behind from a checkpoint, without their slots."""
     lag = Lag()
