@@ -80,8 +80,7 @@ class Policy {
       }
       if (depth != 1) throw PolicyError("a formula of several parts");
     }
-    if (policy.size() == 1 && policy.alternatives_[0].words.size() == 1)
-      policy.alternatives_[0].words[0].rule.whole = true;
+    if (policy.only() != nullptr) policy.alternatives_[0].words[0].rule.whole = true;
     return policy;
   }
 
@@ -95,6 +94,10 @@ class Policy {
   [[nodiscard]] size_t size() const { return alternatives_.size(); }
   [[nodiscard]] const std::string& reason(size_t i) const { return alternatives_[i].reason; }
   [[nodiscard]] const std::vector<Alternative>& alternatives() const { return alternatives_; }
+  /// The rule of a policy that is one word.
+  [[nodiscard]] const Rule* only() const {
+    return size() == 1 && alternatives_[0].words.size() == 1 ? &alternatives_[0].words[0].rule : nullptr;
+  }
 
   /// Whether it chooses among rows that come first by age or by frequency, whatever the other rows are.
   [[nodiscard]] bool among_first() const {

@@ -181,6 +181,7 @@ class SpaceMaker {
   /// Those that the shortlists know. Nothing if they do not reach far enough.
   template <class Free>
   [[nodiscard]] std::optional<Rows> First(const ParallelFor& parallel, Free free) const {
+    if (const Rule* only = policy_.only()) return First(parallel, *only, free);  // a list has each row once
     Rows all;
     for (const Policy::Alternative& alternative : policy_.alternatives()) {
       std::vector<std::optional<Rows>> truths;  // the rows for which they hold, and maybe others
