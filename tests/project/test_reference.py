@@ -33,8 +33,8 @@ dtypes, errors and an example. `python tests/project/test_reference.py` writes t
 INTERNAL = {
     "alternatives", "array", "async_save", "at", "calls_python", "cells", "check", "checked", "chosen", "close",
     "counts_kept", "donated", "finalize", "first_globals", "fitting_key_dtype", "follows", "forgets", "formula",
-    "given", "init", "key_set", "layout", "leaf", "limits_age", "needs_number", "of", "of_columns", "own_options",
-    "passing", "read", "reads_rows", "reasons", "reported", "snapshot", "stored", "tests", "text", "tree_flatten",
+    "given", "init", "judged", "layout", "leaf", "limits_age", "needs_number", "of", "of_columns", "own_options",
+    "passing", "read", "reads_rows", "reasons", "snapshot", "stored", "tests", "text", "tree_flatten",
     "tree_flatten_with_keys", "tree_unflatten", "version", "warn", "with_words",
 }  # fmt: skip
 
