@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,23 +15,46 @@ from kvjax.checkpoint._disk.format import digest
 from kvjax.checkpoint._disk.rules import name_of
 
 
-def kept(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:
-    """Which rows are kept, ``(n,)`` bool, and what the others are.
+def kept(rows: Source, rule: Prune) -> np.ndarray:
+    """Which rows are kept, ``(n,)`` bool. Their values are read only if the rule asks for them.
+
+    Beside a piece, this takes a byte or two for each row; with ``top_k`` or ``keep`` 24 more.
+    """
+    passing = [rule.passing(some) for some in _pieces(rows, rule, rule.reads_rows)]
+    return rule.chosen(np.concatenate([np.empty(0, bool), *passing]), **_ranked_by(rows, rule))
+
+
+def judged(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:
+    """Which rows are kept, ``(n,)`` bool, and what the others are, for which all values are read.
 
     Beside a piece, this takes about 24 bytes for each row and 2 for each test; with ``top_k`` or ``keep`` 24 more.
     """
-    names = list(rows.types if rule.predicate is not None else ROW_COLUMNS)
     asked: dict[str, np.ndarray] = {}
-    norms = np.empty(rows.num_rows)
-    for start, stop in ranges(rows.num_rows, sum(row_bytes(rows.types[name]) for name in names)):
-        some = Exported.of_columns(rows.read(names, start, stop), int(rows.meta["last_step"]))
+    norms, start = np.empty(rows.num_rows), 0
+    for some in _pieces(rows, rule, values=True):
+        stop = start + len(some)
         for name, test in rule.tests(some).items():
             asked.setdefault(name, np.empty(rows.num_rows, bool))[start:stop] = test
         norms[start:stop] = norms_of(some.values)
-    header = ["keys", "freqs", "versions"]
+        start = stop
+    return rule.judged(asked, norms, rows.row_bytes, **_ranked_by(rows, rule))
+
+
+def _pieces(rows: Source, rule: Prune, values: bool) -> Iterator[Exported]:
+    """The rows piece by piece, as far as the tests of a rule see them; without values these are zeros."""
+    names = list(rows.types if rule.predicate is not None else ROW_COLUMNS)
+    if not values:
+        names.remove("values")
+    dtype, shape = rows.types["values"]
+    for start, stop in ranges(rows.num_rows, sum(row_bytes(rows.types[name]) for name in names)):
+        unread = {"values": np.broadcast_to(np.zeros((), dtype), (stop - start, *shape))}
+        yield Exported.of_columns(unread | rows.read(names, start, stop), int(rows.meta["last_step"]))
+
+
+def _ranked_by(rows: Source, rule: Prune) -> dict[str, np.ndarray]:
+    """What is asked of all rows together: empty if nothing is."""
     ranked = rule.top_k is not None or rule.keep is not None
-    whole = rows.read(header, 0, rows.num_rows if ranked else 0)
-    return rule.judged(asked, norms, rows.row_bytes, **whole)
+    return rows.read(["keys", "freqs", "versions"], 0, rows.num_rows if ranked else 0)
 
 
 def in_words(prune: PruneLike) -> str | None:

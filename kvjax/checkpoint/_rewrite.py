@@ -18,7 +18,7 @@ from kvjax.checkpoint._chains.locate import PathLike
 from kvjax.checkpoint._chains.new import check_free, new_checkpoint
 from kvjax.checkpoint._disk.format import FORMAT
 from kvjax.checkpoint._disk.write_shard import write_shard
-from kvjax.checkpoint._prune import kept
+from kvjax.checkpoint._prune import judged
 
 
 def compact(
@@ -112,7 +112,7 @@ def prune(
             rule = rule_for(prune, name, rows.meta["key_dtype"], rows.shared_key)
             if rule.reads_rows:
                 rows.warn_if_behind("prune")
-            mask, report = kept(rows.source(), rule)
+            mask, report = judged(rows.source(), rule)
             waiting = 0 if rule.remove is None else int(rule.forgets(rows.counts()).sum())
             keeps[name], reports[name] = _Kept(mask, rule), dataclasses.replace(report, waiting=waiting)
         if target is not None:

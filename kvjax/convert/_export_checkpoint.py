@@ -127,7 +127,7 @@ def _export(
     rule: Prune | None, partitions: int,
 ) -> ExportReport:  # fmt: skip
     whole = source.num_rows
-    keep = None if rule is None else kept(source, rule)[0]
+    keep = None if rule is None else kept(source, rule)
     if not slots:
         source = source.only([column for column in source.types if not column.startswith(SLOT)])
     if keep is not None:

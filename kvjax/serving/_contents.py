@@ -236,7 +236,7 @@ def of_chain(chain: Chain, name: str, prune: PruneLike | None) -> Contents:
         at = np.flatnonzero(there["keys"].view(np.uint64) == np.uint64(missing))
         missing = there["values"][at[0]] if len(at) else initial_row(initial, pool, missing, meta["dim"])
     if prune is not None:
-        rows = rows.where(kept(rows, rule_for(prune, name, meta["key_dtype"], saved.shared_key))[0])
+        rows = rows.where(kept(rows, rule_for(prune, name, meta["key_dtype"], saved.shared_key)))
     return Contents(name, rows.only(["keys", "values"]), True, meta["key_dtype"], missing, initial, pool, moved)
 
 
