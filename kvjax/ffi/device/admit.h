@@ -138,12 +138,12 @@ void CommitSketch(Q& q, CallView call, AdmissionView by, const uint64_t* keys, s
   });
 }
 
-/// The keys that are valid and have rows (n,) that no training step gave them wait no more.
+/// The keys that have rows (n,), which no training step gave them, wait no more; equal keys may come.
 template <class Q>
-void ForgetWaiting(Q& q, CallView call, IndexView waiting, const uint64_t* keys, Valid valid,
-                   const uint32_t* first, const uint32_t* rows, size_t n) {
+void ForgetWaiting(Q& q, CallView call, IndexView waiting, const uint64_t* keys, const uint32_t* rows,
+                   size_t n) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (call.open() && valid(i) && first[i] == i && rows[i] != kNoRow) StopWaiting(call, waiting, keys[i], i);
+    if (call.open() && rows[i] != kNoRow) StopWaiting(call, waiting, keys[i], i);
   });
 }
 

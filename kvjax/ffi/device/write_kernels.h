@@ -198,15 +198,15 @@ void NumberNew(Q& q, EnterView v, size_t n) {
 
 /// Sets or takes the pin of rows (n,); of equal keys the first one does.
 template <class Q>
-void SetPinned(Q& q, CallView call, RowsView in, Valid valid, const uint32_t* first, const uint32_t* rows,
-               size_t n, bool pinned) {
+void SetPinned(Q& q, CallView call, RowsView in, const uint32_t* first, const uint32_t* rows, size_t n,
+               bool pinned) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (call.open() && valid(i) && first[i] == i && rows[i] != kNoRow)
-      in.Header(rows[i]).pinned = pinned ? 1 : 0;
+    if (call.open() && first[i] == i && rows[i] != kNoRow) in.Header(rows[i]).pinned = pinned ? 1 : 0;
   });
 }
 
-/// Writes values (n, bytes) to rows (n,): of equal keys those of the last one. last: (n,), to work with.
+/// Writes values (n, bytes) to rows (n,): of equal keys those of the last one that is valid. last: (n,), to
+/// work with.
 template <class Q>
 void WriteValues(Q& q, CallView call, RowsView in, Valid valid, const uint32_t* first, uint32_t* last,
                  const uint32_t* rows, const std::byte* values, size_t bytes, size_t n) {
@@ -215,7 +215,7 @@ void WriteValues(Q& q, CallView call, RowsView in, Valid valid, const uint32_t* 
     if (valid(i)) Raise(last[first[i]], static_cast<uint32_t>(i));
   });
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
-    const bool writes = i < n && call.open() && valid(i) && first[i] == i && rows[i] != kNoRow;
+    const bool writes = i < n && call.open() && first[i] == i && rows[i] != kNoRow;
     if (writes) in.Header(rows[i]).version = call.control->last_step;
     CopyRecords(tile, writes ? in.Value(rows[i]) : nullptr, writes ? values + last[i] * bytes : nullptr,
                 bytes);
@@ -224,11 +224,11 @@ void WriteValues(Q& q, CallView call, RowsView in, Valid valid, const uint32_t* 
 
 /// Adds deltas (n, dim) to rows (n,) of distinct keys.
 template <class Q>
-void AddValues(Q& q, CallView call, RowsView in, RowType type, size_t dim, Valid valid, const uint32_t* rows,
+void AddValues(Q& q, CallView call, RowsView in, RowType type, size_t dim, const uint32_t* rows,
                const float* deltas, size_t n) {
   q.Each(n * dim, [=] KVJAX_HD(size_t j) {
     const size_t i = j / dim, d = j % dim;
-    if (!call.open() || !valid(i) || rows[i] == kNoRow) return;
+    if (!call.open() || rows[i] == kNoRow) return;
     std::byte* const value = in.Value(rows[i]);
     StoreElement(type, value, d, LoadElement(type, value, d) + deltas[j]);
     if (d == 0) in.Header(rows[i]).version = call.control->last_step;

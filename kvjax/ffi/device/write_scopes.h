@@ -57,8 +57,7 @@ struct DeviceTable<Q>::Entering {
       EnterNew(q, v, keys.n);
     });
     if (gradients != nullptr || !table.spec_.admission.counts_keys()) return;
-    ForgetWaiting(q, call, table.admission_.view().waiting, keys.data, valid, first.data(), rows.data(),
-                  keys.n);
+    ForgetWaiting(q, call, table.admission_.view().waiting, keys.data, rows.data(), keys.n);
   }
   /// All that may refuse the call, and no more.
   void Plan(InitialRows initial, const uint8_t* allowed) const {

@@ -16,19 +16,17 @@ void DeviceTable<Q>::Insert(Q& q, const WriteKeysOperands& o) {
 template <class Q>
 void DeviceTable<Q>::Pin(Q& q, const WriteKeysOperands& o) {
   const Entered entered(*this, q, Op::kPin);
-  const Valid valid{.mask = o.mask};
-  const Entering e(*this, q, Op::kPin, o.version, o.keys, valid);
+  const Entering e(*this, q, Op::kPin, o.version, o.keys, {.mask = o.mask});
   e.Enter(o.initial, /*blank=*/false, nullptr);
-  SetPinned(q, e.call, contents_.view(), valid, e.first.data(), e.rows.data(), o.keys.n, true);
+  SetPinned(q, e.call, contents_.view(), e.first.data(), e.rows.data(), o.keys.n, true);
   e.End(o.next);
 }
 
 template <class Q>
 void DeviceTable<Q>::Unpin(Q& q, const WriteKeysOperands& o) {
   const Entered entered(*this, q, Op::kUnpin);
-  const Valid valid{.mask = o.mask};
-  const Finding f(*this, q, Op::kUnpin, o.version, o.keys, valid);
-  SetPinned(q, f.call, contents_.view(), valid, f.first.data(), f.rows.data(), o.keys.n, false);
+  const Finding f(*this, q, Op::kUnpin, o.version, o.keys, {.mask = o.mask});
+  SetPinned(q, f.call, contents_.view(), f.first.data(), f.rows.data(), o.keys.n, false);
   f.End(o.next);
 }
 
@@ -80,7 +78,7 @@ void DeviceTable<Q>::Add(Q& q, const WriteRowsOperands& o) {
   const Valid valid{.counts = counts.data()};
   const Entering e(*this, q, Op::kAdd, o.version, {distinct.data(), n, o.keys.narrow}, valid);
   e.Enter(o.initial, /*blank=*/false, nullptr);
-  AddValues(q, e.call, contents_.view(), spec_.type, dim, valid, e.rows.data(), sums.data(), n);
+  AddValues(q, e.call, contents_.view(), spec_.type, dim, e.rows.data(), sums.data(), n);
   e.End(o.next);
 }
 
