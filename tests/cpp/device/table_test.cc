@@ -86,6 +86,31 @@ TEST(Admissions) {
   }
 }
 
+TEST(AdmissionsThatForget) {
+  for (const bool by_age : {true, false}) {
+    TableSpec spec = Spec();
+    spec.admission = {.kind = AdmissionSpec::Kind::kMinCount,
+                      .threshold = 4,
+                      .max_age = by_age ? 3 : 0,
+                      .max_waiting = by_age ? 0u : 25u};
+    Pair pair(spec, Threads(4, 8), 14, 80);
+    for (const uint64_t op : {14, 14, 14, 0, 14, 7, 14, 9, 14, 14, 14, 14, 14, 14, 11, 14})
+      pair.Write(op, 16);
+    CHECK_EQ(pair.refusals, 0);
+  }
+}
+
+TEST(KeysThatShareCellsOfASketch) {
+  TableSpec spec = Spec();
+  spec.admission = {.kind = AdmissionSpec::Kind::kSketch, .threshold = 9, .cells = 16};
+  Pair pair(spec, Threads(4, 8), 15, 0);
+  for (uint64_t key = 0; pair.keys.size() < 30; ++key) {  // they are those of one bucket
+    if (kvjax::BucketOf(key) == 0) pair.keys.push_back(key);
+  }
+  for (int step = 0; step < 6; ++step) pair.Write(14, 8), pair.Read(8);
+  CHECK_EQ(pair.refusals, 0);
+}
+
 TEST(RowsOfSeveralSlabs) {
   // Rows of 128 KiB, sixteen to a slab: row ids and planes cover many slabs, and freed ones are used again.
   Pair pair(Spec(32768), Threads(4, 2), 24, 40);
