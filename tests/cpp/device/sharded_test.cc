@@ -277,6 +277,23 @@ TEST(AnotherWriteEndsAStepThatIsPlanned) {
   }
 }
 
+TEST(AStepOfWhichARoundIsMissingIsNotPlanned) {
+  Shards both(Spec());
+  auto& gpu = both.gpu;
+  const Keys keys(kSenders, 5);
+  const Ints counts(kSenders, 1);
+  const Floats rows(kSenders * kDim, 1.0f);
+  const int32_t turn = 0, turns = 2;
+  const int64_t step = -1;
+  gpu.Receive(gpu.q, {.version = &gpu.handle,
+                      .keys = data::Span(keys),
+                      .gradients = {counts.data(), rows.data()},
+                      .senders = kSenders,
+                      .round = &turn,
+                      .rounds = &turns});
+  CHECK_THROWS(kFailedPrecondition, gpu.PlanStep(gpu.q, {.version = &gpu.handle, .step = &step}));
+}
+
 TEST(AStepIsCommittedOnlyForTheVersionThatItWasPlannedFor) {
   Shards both(Spec());
   auto& gpu = both.gpu;

@@ -50,13 +50,14 @@ class Later : public Threads {
     Ask([event] { RunTo(event.stream, event.number); });
   }
 
+  /// The last lane runs first: no kernel may rely on an order.
   template <class F>
   void Each(size_t n, F f) {
-    Ask([=] { Threads(1).Each(n, f); });
+    Ask([=] { Threads(1).Each(n, [=](size_t i) { f(n - 1 - i); }); });
   }
   template <class F>
   void Tiles(size_t n, F f) {
-    Ask([=] { Threads(1).Tiles(n, f); });
+    Ask([=] { Threads(1).Tiles(n, [=](Tile tile, size_t i) { f(tile, n - 1 - i); }); });
   }
   static kvjax::device::Sharing SharingOf(size_t, size_t) { return {1, 1}; }
   template <class F>
