@@ -82,6 +82,9 @@ _MENDS = (
     | dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where that path wants a folder: give another path")
 )
 
+_TEMPORARY = ", in a temporary file (TMPDIR says where)"
+"""What errors say of a file that is meant for a store, or comes from one: else the store would seem to be full."""
+
 
 # ---- files ---------------------------------------------------------------------------------------------------
 
@@ -99,7 +102,7 @@ def replaced(path: PathLike) -> Generator[Path]:
     """
     whole = anywhere(path, "write")
     if not isinstance(whole, Path):
-        with tempfile.TemporaryDirectory(prefix="kvjax-") as folder:
+        with saying("write" + _TEMPORARY), tempfile.TemporaryDirectory(prefix="kvjax-") as folder:
             yield Path(folder) / whole.name
             whole.upload(Path(folder) / whole.name)
         return
@@ -172,9 +175,11 @@ def fetched(path: PathLike, op: str) -> Generator[Path]:
     if isinstance(whole, Path):
         yield whole
         return
-    with tempfile.TemporaryDirectory(prefix="kvjax-") as folder:
-        copy = Path(folder) / whole.name
-        whole.download(copy)
+    with contextlib.ExitStack() as until_read:
+        with saying(op + _TEMPORARY):
+            folder = until_read.enter_context(tempfile.TemporaryDirectory(prefix="kvjax-"))
+            copy = Path(folder) / whole.name
+            whole.download(copy)
         try:
             yield copy
         except FileError as error:

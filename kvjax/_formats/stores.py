@@ -300,10 +300,17 @@ class StorePath:
 
         Raises:
           FileNotFoundError: nothing is here.
+          OSError: the store cannot be reached, or the disk of the file is full.
         """
         self.size()
-        with self._asked("read"):
-            self._files.get_file(str(self), str(file))
+        try:
+            with self._asked("read"):
+                self._files.get_file(str(self), str(file))
+        except OSError as error:
+            said = error.__cause__
+            if isinstance(said, OSError) and said.errno in (errno.ENOSPC, errno.EDQUOT):  # not by the store: it is read
+                raise said from None
+            raise
 
     def upload(self, file: Path) -> None:
         """Writes the bytes of a file here."""

@@ -1,5 +1,7 @@
 """Stores that fail, refuse or answer slowly: nothing is damaged by it, errors say so, and little is asked."""
 
+import errno
+import os
 import threading
 
 import numpy as np
@@ -65,6 +67,22 @@ def test_a_file_that_is_longer_is_not_read_to_its_end(store, table, monkeypatch)
     assert not verify(f"{ROOT}/1").ok and max(sizes) < 1 << 20
     with pytest.raises(CheckpointError, match=r"want shard-00000-of-00001/values/c\.0\.0 with \d+ bytes, got"):
         restore(f"{ROOT}/1")
+
+
+def test_a_full_disk_of_temporary_files_is_not_called_the_stores(store, table, monkeypatch):
+    export = table.export()
+    export.to_npz(f"{ROOT}/x.npz")
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    where = r"in a temporary file \(TMPDIR says where\): No space left on device; make space there"
+    monkeypatch.setattr(store, "get_file", fail)
+    with pytest.raises(OSError, match=f"kvjax: from_npz, {where}"):
+        kvjax.convert.from_npz(f"{ROOT}/x.npz")
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", fail)
+    with pytest.raises(OSError, match=f"kvjax: write, {where}"):
+        export.to_npz(f"{ROOT}/x.npz")
 
 
 def test_only_the_last_of_many_is_looked_at(store, table):
