@@ -28,6 +28,8 @@ COLUMNS = {
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns_are_hashed_where_they_lie(name, monkeypatch):
+    if name == "string_view":
+        pytest.importorskip("pyarrow", "21", "an older Arrow casts no views, so that they are taken as objects")
     salts = np.array([1, 2, 1, 2**63, 1], np.uint64)
     want = kvjax.hash_keys(TEXTS, 3), kvjax.hash_keys(TEXTS, salts)
     assert kvjax.hash_keys(TEXTS[1], 2) == want[1][1]
@@ -78,10 +80,12 @@ def test_errors_of_columns_say_what_helps(column, got, mend):
 
 @pytest.mark.parametrize("call", [kvjax.keys, kvjax.hash_keys])
 def test_bytes_by_another_name_are_no_small_integers(call):
-    cats, made = [bytearray(b"cat"), [memoryview(b"cat")]], r"make bytes of it, bytes\(x\)"
-    for items, mend in (*((each, made) for each in cats), (list(arrow.array(["cat"])), "give the column of Arrow")):
+    for items in (bytearray(b"cat"), [memoryview(b"cat")]):
+        mend = r"make bytes of it, bytes\(x\)"
         with pytest.raises(TypeError, match=f"want an array of ids, got a .*, whose bytes would be an id each; {mend}"):
             call(items)
+    with pytest.raises(TypeError, match=r"want .*, got .*StringScalar.*; give the column of Arrow"):
+        call(list(arrow.array(["cat"])))  # whose bytes an older Arrow does not show
     for numbers in (memoryview(np.array([1, 2])), array("b", [1, 2]), [array("B", [1, 2])]):
         np.testing.assert_array_equal(np.asarray(call(numbers)).reshape(-1), np.asarray(call([1, 2])))
 
