@@ -268,7 +268,7 @@ def _keys_in(path: str) -> np.ndarray:
     import numpy as np
 
     try:
-        lines = Path(path).read_text().split("\n")
+        lines = Path(path).read_text("utf-8-sig").split("\n")  # in any locale, and as Windows writes it
     except (OSError, UnicodeDecodeError) as error:
         got = f"{error.strerror}: {path}" if isinstance(error, OSError) else f"{path}, which is no text of UTF-8"
         raise argparse.ArgumentTypeError(f"want a text file with a key on each line, got {got}") from error

@@ -92,7 +92,7 @@ def test_files_for_servers_have_nothing_of_them(tmp_path):
 
 def test_a_file_of_keys_that_is_none(tmp_path, capsys):
     saved(tmp_path, "removed_wrongly")
-    (tmp_path / "words.txt").write_text("5\nfive\n")
+    (tmp_path / "words.txt").write_bytes(b"\xef\xbb\xbf5\r\nfive\r\n")  # as Windows writes text of UTF-8
     (tmp_path / "bytes").write_bytes(b"\x96")
     for file, says in (
         ("words.txt", "words.txt, line 2: want an integer of at most 64 bits, got five"),
