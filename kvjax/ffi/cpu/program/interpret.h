@@ -246,19 +246,21 @@ inline void Put(const Float* from, int32_t i, void* to) {
   }
 }
 
+/// A register of single elements has one of each row: a loop of so many would be set up for each.
 template <bool kLoad, int kType, bool kVector>
 void Move(const Step& s, int32_t rows, int32_t) {
+  const int32_t width = kVector ? s.width : 1;
   for (int32_t r = 0; r < rows; ++r) {
     if constexpr (kLoad) {
       const void* const from = Place(s.arg[0].rows, r, s.arg[0].offset);
       Float* const to = Write<float>(s, r, kVector);
       KVJAX_INDEPENDENT
-      for (int32_t i = 0; i < s.width; ++i) Get<kType>(from, i, to);
+      for (int32_t i = 0; i < width; ++i) Get<kType>(from, i, to);
     } else {
       const Float* const from = Read<float>(s.arg[0], r, kVector);
       void* const to = Place(s.out_rows, r, s.out_offset);
       KVJAX_INDEPENDENT
-      for (int32_t i = 0; i < s.width; ++i) Put<kType>(from, i, to);
+      for (int32_t i = 0; i < width; ++i) Put<kType>(from, i, to);
     }
   }
 }
