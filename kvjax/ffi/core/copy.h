@@ -15,6 +15,8 @@ namespace kvjax {
 template <class F>
 void WithSize(size_t bytes, F f) {
   switch (bytes) {
+    case 4:
+      return f(std::integral_constant<size_t, 4>());
     case 32:
       return f(std::integral_constant<size_t, 32>());
     case 64:
