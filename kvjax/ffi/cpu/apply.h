@@ -28,11 +28,12 @@ inline void Table::PlanProgram(const ParallelFor& parallel, const ApplyOperands&
   const StepSpan& step = o.step;
   step_.way = Step::Way::kProgram, step_.version = *step.version;
   step_.num_rows = step.keys.n;
-  step_.groups = std::make_unique<KeyGroups>(parallel, step.keys.data, step.gradients.counts, step.keys.n);
+  const auto known = last_batch_.Find(version(), step.keys);
+  step_.groups = Grouped(parallel, step, known.get());
   const KeyGroups& groups = *step_.groups;
   const KeySpan keys{groups.keys().data(), groups.size(), step.keys.narrow};
   const StepGradients gradients = StepGradients::Of(groups, step.gradients.rows);
-  ApplyPlan& plan = step_.plan.emplace(PlanApply(LocateGroups(parallel, step.keys, groups, keys), keys,
+  ApplyPlan& plan = step_.plan.emplace(PlanApply(LocateGroups(parallel, known.get(), groups, keys), keys,
                                                  gradients, Load64(step.step), step.layout));
   MakeSpace(parallel, plan);
   step_.pass = std::make_unique<RowPass>(spec_, o.program, plan.layout, o.shared, plan.step);
@@ -68,10 +69,24 @@ inline uint32_t Table::EndApply(const ParallelFor& parallel, const EndApplyOpera
   return step_.pass ? EndProgram(parallel, o.rows) : EndStep(parallel);
 }
 
-/// The rows of the distinct keys of a batch, which has mostly been looked up.
-inline Located Table::LocateGroups(const ParallelFor& parallel, KeySpan batch, const KeyGroups& groups,
-                                   KeySpan keys) const {
-  const auto known = last_batch_.Find(version(), batch);
+/// The distinct keys of a step's batch, which has mostly been looked up: `known` is that, or nullptr.
+inline std::unique_ptr<KeyGroups> Table::Grouped(const ParallelFor& parallel, const StepSpan& step,
+                                                 const LastBatch::Batch* known) const {
+  const uint64_t* const keys = step.keys.data;
+  const int32_t* const counts = step.gradients.counts;
+  const size_t n = step.keys.n, end_row = in_.store.end_row();
+  if (known != nullptr && KeyGroups::PrefersIds(n, end_row)) {
+    const uint32_t* const ids = known->rows.data();
+    size_t missing = 0;  // of padding it does not matter
+    for (size_t i = 0; i < n; ++i) missing += (counts[i] > 0) & (ids[i] == kNoRow);
+    if (missing == 0) return std::make_unique<KeyGroups>(keys, counts, n, ids, end_row);
+  }
+  return std::make_unique<KeyGroups>(parallel, keys, counts, n);
+}
+
+/// The rows of the distinct keys.
+inline Located Table::LocateGroups(const ParallelFor& parallel, const LastBatch::Batch* known,
+                                   const KeyGroups& groups, KeySpan keys) const {
   if (known == nullptr) return in_.Locate(parallel, keys, true);
   RowIds rows(keys.n);
   parallel(keys.n, kGrain, [&](size_t begin, size_t end) {

@@ -364,8 +364,10 @@ class Table {
   [[nodiscard]] Planned PlanAdd(const ParallelFor& parallel, Call call, KeySpan keys, const float* deltas);
   [[nodiscard]] Planned PlanAccum(const ParallelFor& parallel, Call call, KeySpan keys, const bool* exists);
 
-  [[nodiscard]] Located LocateGroups(const ParallelFor& parallel, KeySpan batch, const KeyGroups& groups,
-                                     KeySpan keys) const;
+  [[nodiscard]] std::unique_ptr<KeyGroups> Grouped(const ParallelFor& parallel, const StepSpan& step,
+                                                   const LastBatch::Batch* known) const;
+  [[nodiscard]] Located LocateGroups(const ParallelFor& parallel, const LastBatch::Batch* known,
+                                     const KeyGroups& groups, KeySpan keys) const;
   [[nodiscard]] ApplyPlan PlanApply(Located found, KeySpan keys, const StepGradients& gradients, int64_t step,
                                     const SlotLayout& layout);
   [[nodiscard]] bool LacksShared(const ApplyPlan& plan) const;

@@ -148,16 +148,20 @@ TEST(GroupsAreThoseOfOnePassInTheOrderOfTheBatch) {
         rows[g].push_back(static_cast<uint32_t>(i));
         sums[g] = std::min<int64_t>(sums[g] + counts[i], INT32_MAX);
       }
-      for (const kvjax::ParallelFor& parallel :
-           {kvjax::ParallelFor(kvjax::Serial), kvjax::ParallelFor(OnFour)}) {
-        const kvjax::KeyGroups groups(parallel, keys.data(), counts.data(), n);
+      std::vector<uint32_t> ids(n);  // in no order
+      for (size_t i = 0; i < n; ++i) ids[i] = counts[i] > 0 ? 7 * (numbering.Add(keys[i]) ^ 5) : 0;
+      const auto check = [&](const kvjax::KeyGroups& groups) {
         CHECK_EQ(groups.size(), rows.size());
         CHECK(std::equal(groups.keys().begin(), groups.keys().end(), numbering.keys().begin()));
         for (size_t g = 0; g < groups.size(); ++g) {
           CHECK_EQ(int64_t{groups.counts()[g]}, sums[g]);
+          CHECK_EQ(groups.first(g), rows[g][0]);
           CHECK(std::ranges::equal(groups.rows(g), rows[g]));
         }
-      }
+      };
+      check({kvjax::Serial, keys.data(), counts.data(), n});
+      check({OnFour, keys.data(), counts.data(), n});
+      check({keys.data(), counts.data(), n, ids.data(), 7 * (rows.size() + 6)});
     }
   }
 }

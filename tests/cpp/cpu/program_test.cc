@@ -276,7 +276,8 @@ TEST(ThreadsAndPartsOfABatchChangeNothing) {
   CHECK(parts.frequencies == want.frequencies);
 }
 
-/// What a step of `trained` does to a table, after a lookup of `looked_up` and perhaps more.
+/// What steps of `trained` do to a table, after lookups of `looked_up` and perhaps more. In the second some
+/// keys are new.
 template <class Between>
 kvjax::Snapshot LookUpAndTrain(const Keys& looked_up, const Keys& trained, Between between) {
   constexpr int64_t kDim = 4;
@@ -289,14 +290,19 @@ kvjax::Snapshot LookUpAndTrain(const Keys& looked_up, const Keys& trained, Betwe
   for (size_t i = 0; i < counts.size(); i += 5) counts[i] = 0;
   const uint32_t canary = kvjax::kCanary;
   for (int64_t step = 1; step < 4; ++step) {
-    static_cast<void>(table.Rows(looked_up));
+    const auto now = [&](Keys keys) {
+      for (size_t i = 1; step == 2 && i < keys.size(); i += 300) keys[i] += 10'000;
+      return keys;
+    };
+    static_cast<void>(table.Rows(now(looked_up)));
+    const Keys keys = now(trained);
     if (step == 3) between(table);
     Floats gradients;
     for (size_t i = 0; i < trained.size() * kDim; ++i) gradients.push_back(static_cast<float>(i % 61));
     const uint32_t version = table.version();
     uint32_t next;
     o.step.version = &version, o.next = &next, o.step.step = &step, o.shared = shared;
-    o.step.keys = data::Span(trained), o.step.gradients = {counts.data(), gradients.data(), &canary, 1};
+    o.step.keys = data::Span(keys), o.step.gradients = {counts.data(), gradients.data(), &canary, 1};
     table.Apply(Serial, o);
   }
   return table.Export(table.version(), true);
